@@ -6,7 +6,7 @@
     ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the
                           wrong order
     │   ├── CancelledError     this process was asked to stop
-    │   ├── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on
+    │   ├── UnwritableError    the disk does not take what must be kept: a daemon stops, and resumes
                                once there is room
     │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of
                                it was done
@@ -44,7 +44,7 @@ class CancelledError(LocalError):
 
 
 class UnwritableError(LocalError):
-    """A file that must be kept could not be written; nothing that depends on it goes on."""
+    """A file that must be kept could not be written; nothing that depends on it continues."""
 
 
 class ExhaustedError(LocalError):
@@ -89,7 +89,7 @@ class ProofError(StaddleError):
 
 
 class AbortedError(StaddleError):
-    """The work cannot go on, and nobody broke a rule."""
+    """The work cannot continue, and nobody broke a rule."""
 
 
 def reason(error: OSError) -> str:

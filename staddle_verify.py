@@ -34,11 +34,11 @@ A message in the form ``masked`` is a part of a secure sum: nobody reads it but 
 of other silos. One in the form ``padded`` is mixed: other silos read it as a part of their weighted
 mean. Of one in the form ``rotated`` the coordinator reads inner products with those of other silos.
 Of the last two this holds while the coordinator and no silo collude. The messages of these
-protocols themselves are a record each, ``egress.protocol``; ``secagg.signed`` says over which silos
-a sum may be open from then on, ``secagg.end`` and ``secagg.sum`` how an attempt at one ended.
-Tensors that are ``dp``, differentially private, name reservations of a data set's privacy budget, a
-log of its own at the silo; ``privacy.head`` has the head of that log, and what was spent until
-then, before anything was done with the records.
+protocols themselves have one record each, ``egress.protocol``; ``secagg.signed`` says over which
+silos a sum may be open from then on, ``secagg.end`` and ``secagg.sum`` how an attempt at one ended.
+Tensors that are ``noised``, differentially private, name reservations of a data set's privacy
+budget, a log of its own at the silo; ``privacy.head`` has the head of that log, and what was spent
+until then, before anything was done with the records.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ ESCAPED = r'\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))'
 
 
 def string(most: int | str) -> str:
-    """A text of at most so many characters; the second branch is for texts with escapes alone."""
+    """A text of bounded length; the second branch is for texts with escapes alone."""
     return rf'"(?:{PLAIN}{{0,{most}}}"|(?=[^"\\]*\\)(?:{PLAIN}|{ESCAPED}){{0,{most}}}")'
 
 
@@ -156,7 +156,7 @@ VALUES = {
     "hash": '"[0-9a-f]{64}"',
     "nonce": '"[0-9a-f]{32}"',
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
-    "taint": '"(?:public|dp|private)"',
+    "taint": '"(?:public|noised|exact)"',
     "status": '"(?:sent|failed|unknown)"',
     "step": '"(?:keys|shares|complaint|header|survival|reveal|abandon|end|contribution|padded)"',
     "fault": (
@@ -182,7 +182,7 @@ FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text
 FORMS = {
     "peer": "id:text spki:hash",
     "size": "bytes:count",
-    "payload": "bytes:count sha256:hash",
+    "message_digest": "bytes:count sha256:hash",
     "policy": "file:hash rule:text decision:allow",
     "tensor": (
         "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint"
@@ -205,11 +205,11 @@ FORMS = {
         " rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor*"
         " message:size offset:count cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?"
     ),
-    "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
+    "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:message_digest",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
     "egress.protocol": (
         FRAME + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer"
-        " message:payload"
+        " message:message_digest"
     ),
     "secagg.end": (
         FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason"
@@ -224,17 +224,19 @@ FORMS = {
     ),
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",
-    "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
+    "ingress": FRAME
+    + "job:text round:count purpose:text rpc:text sender:peer message:message_digest",
     "witness": FRAME + "by:text size:count root:hash",
     "privacy.head": (
         FRAME + "dataset:text size:count root:hash epsilon:number delta:number limit:number"
     ),
     "serving": FRAME + "coordinator:text software:text roster:hash",
     "received": (
-        FRAME + "silo:text job:text job_digest:hash round:count message:payload ledger_seq:count "
+        FRAME
+        + "silo:text job:text job_digest:hash round:count message:message_digest ledger_seq:count "
         "ledger_leaf:hash checkpoint:note receipt:signature"
     ),
-    "delivered": FRAME + "silo:text job:text job_digest:hash round:count message:payload",
+    "delivered": FRAME + "silo:text job:text job_digest:hash round:count message:message_digest",
     "head.refused": FRAME + "silo:text checkpoint:note why:text",
     "policy.deny": FRAME + "job:text round:count purpose:text policy:hash reasons:words*",
     "entry": (
@@ -1170,13 +1172,13 @@ class Account:
         )
 
     def _paid(self, record: dict[str, Any]) -> str:
-        """Tensors that are dp name reservations that an earlier head of that budget has."""
+        """Tensors that are noised name reservations that an earlier head of that budget has."""
         paid = record.get("dp")
-        dp = any(tensor["taint"] == "dp" for tensor in record["tensors"])
-        if dp != (paid is not None):
-            a = "a" if dp else "no"
+        noised = any(tensor["taint"] == "noised" for tensor in record["tensors"])
+        if noised != (paid is not None):
+            a = "a" if noised else "no"
             what = "what" if paid else "nothing that"
-            return f"has {a} tensor that is dp, and names {what} paid"
+            return f"has {a} tensor that is noised, and names {what} paid"
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
@@ -1335,9 +1337,9 @@ class VerifiedRoster:
         self.threshold: int = document["threshold"]
         self.found = f"version {document['version']} of {self.federation!r}"
         self.signers = document.pop("signatures")
-        self.payload = framed("staddle/roster/1", canonical(document))
+        self.signed_bytes = framed("staddle/roster/1", canonical(document))
         # Without the signatures: another signature does not make another roster.
-        self.digest = hashlib.sha256(self.payload).hexdigest()
+        self.digest = hashlib.sha256(self.signed_bytes).hexdigest()
         ids = [entry["id"] for entry in document["entries"]]
         self.entries: dict[str, dict[str, Any]] = dict(zip(ids, document["entries"]))
         # The dictionary has each id once, so an id that is listed twice shows as well.
@@ -1404,7 +1406,7 @@ class VerifiedRoster:
         entry = self.entries.get(member, {})
         if entry.get("role") != "founder":
             return False
-        return has_signed(entry["protocol_key"], self.payload, signature)
+        return has_signed(entry["protocol_key"], self.signed_bytes, signature)
 
     def keys(self) -> dict[str, Key]:
         """The key of each silo's ledger, and that of the coordinator as a witness, by id.

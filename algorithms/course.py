@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from .exchange.parts import Tensors
-from .leaks.taint import PRIVATE, Taint
+from .leaks.taint import EXACT, Taint
 from .leaks.traps import LongestSteps
 
 # Losses call parts by name, so the same loss serves modules and stacked values under vmap.
@@ -80,7 +80,7 @@ class SiloState:
     def taint(self, name: str) -> Taint:
         """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
         # A forgotten entry must hold a tensor back, and never let it leave.
-        return self.taints.get(name, PRIVATE)
+        return self.taints.get(name, EXACT)
 
 
 def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:

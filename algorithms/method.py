@@ -1,4 +1,4 @@
-"""The method contract: deliver, train, give.
+"""The method contract: deliver, train, contribute.
 
 A method is one file with one class. Its wire list says which parts cross and by which exchange; its
 silo half turns what came down into stages of local training and one bundle of contributions; its
@@ -6,18 +6,18 @@ coordinator half sees only the results that its exchanges grant. Loops, batches,
 files and sockets belong to the runner, so one method file runs in the simulator and over the
 network.
 
-A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``give``. A round at
-the coordinator: ``deliveries`` per silo → collect the contributions → ``combine``. Results are
-delivered at the start of a silo's next round, and once more after the last round. A method with a
-``census`` has one round more, number 0, in which every silo takes part and nothing trains. One that
-``tunes`` has one round more at the end, in which every silo takes part, trains what came down for
-itself, and gives nothing.
+A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``contribute``. A
+round at the coordinator: ``deliveries`` per silo → collect the contributions → ``combine``. Results
+are delivered at the start of a silo's next round, and once more after the last round. A method with
+a ``census`` has one round more, number 0, in which every silo takes part and nothing trains. One
+that ``tunes`` has one round more at the end, in which every silo takes part, trains what came down
+for itself, and contributes nothing.
 
 A job with [privacy] runs the same method file, and its runner
 (algorithms/training/private_round.py) does the rest, provided that the file keeps to these rules:
 it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no
 more than ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts
-only as it is handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give``
+only as it is handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``contribute``
 compute with tensors, and take no value out of one that was trained without noise
 (algorithms/leaks/taint.py). ``private_fault`` names what leaves a record's influence without
 bounds, such as a ``Survey`` or a ``Change``.
@@ -42,7 +42,7 @@ from ..files.documents import Strict
 from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
 from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
-from .leaks.taint import PRIVATE, PUBLIC
+from .leaks.taint import EXACT, PUBLIC
 from .numerics.streams import Seed
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
@@ -76,7 +76,7 @@ class Setting:
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
-    cohort_size: int  # silos drawn for a round that trains; fewer give where some fail
+    cohort_size: int  # silos drawn for a round that trains; fewer contribute where some fail
     rounds: int  # that train
     classes: int
     input: tuple[int, int, int]  # channels, height, width
@@ -217,7 +217,7 @@ class Method(ABC):
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Other tensors of a silo's state before its first round.
 
-        They stay at the silo unless ``give`` puts them into a contribution.
+        They stay at the silo unless ``contribute`` puts them into a contribution.
         """
         return {}
 
@@ -243,7 +243,7 @@ class Method(ABC):
         """Statistics of a batch of training records, by the model as delivered; they add up.
 
         The runner adds them up in float64 before training; they are in ``facts.measured`` for
-        ``stages`` and ``give``. In a private job it cuts what each record adds, all tensors
+        ``stages`` and ``contribute``. In a private job it cuts what each record adds, all tensors
         together, to a norm, and adds noise to the sum.
         """
         return {}
@@ -272,7 +272,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """One contribution for each part of ``up(facts.round)``, from the state after training.
 
         Tensors have the dtypes and shapes of ``Part.given``, and finite values within its bounds. A
@@ -481,7 +481,7 @@ def initial_state(
     # weights that were trained on this silo's records show them, unless somebody vouches for them
     taints = dict.fromkeys(state.flat, PUBLIC)
     hidden = tuple(f"part/{part}/" for part in own.keys() - set(public))
-    taints.update((name, PRIVATE) for name in state.flat if name.startswith(hidden))
+    taints.update((name, EXACT) for name in state.flat if name.startswith(hidden))
     return replace(state, taints=taints)
 
 

@@ -46,7 +46,7 @@ class Counting:
     """Exchanges that count the rows asked for and made."""
 
     def __init__(self, inner: Exchanges) -> None:
-        self.give, self.collect, self._mix = inner.give, inner.collect, inner.mix
+        self.contribute, self.collect, self._mix = inner.contribute, inner.collect, inner.mix
         self.asked = self.made = 0
 
     def mix(

@@ -120,7 +120,7 @@ class Members:
 
     def sign(self, name: str) -> Sign:
         """``Keys.sign`` of a member."""
-        return lambda label, payload: self._keys[name].sign(framed(label, payload))
+        return lambda domain, message: self._keys[name].sign(framed(domain, message))
 
 
 class OurRound:

@@ -9,11 +9,11 @@ One run measures two things on the same machine, one after the other, with the s
   it back. Time from ``round.opened`` to ``round.closed`` in the coordinator's own events, the first
   round left out (nothing is delivered in it).
 - *bare*: one gRPC server and one client process a silo, mutual TLS, 1 MiB messages, SHA-256 on both
-  ends: the payload down and up again, all silos at once.
+  ends: the upload down and up again, all silos at once.
 
 Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coordinator and silos,
 all threads, mean over rounds), and the coordinator's memory: idle, that is when it listens, and the
-peak while the job runs; the difference also in payloads. What the model took while the job was read
+peak while the job runs; the difference also in uploads. What the model took while the job was read
 is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its own
 copy; records, proofs and their fsyncs), measured in the silos around the calls, median over rounds
 and silos. SHA-256 is in both streams and not in it. With ``--blind``, of four silos or more, the
@@ -245,7 +245,7 @@ class Rounds:
     """What the rounds of a job took but the first."""
 
     took: list[float]  # seconds of each
-    payload: int  # bytes
+    upload_bytes: int  # bytes
     cpu: tuple[float, float]  # seconds of a round: at the coordinator, at all silos together
     memory: tuple[int, int]  # of the coordinator in bytes: idle, at its peak
     gate: float  # seconds of a round at one silo, in the clear
@@ -257,7 +257,7 @@ class Rounds:
         return (
             f"CPU of a round {coordinator:.2f} s at the coordinator, {silos:.2f} s at the silos; "
             f"coordinator {idle / 1e6:.0f} MB idle, {peak / 1e6:.0f} MB at peak, "
-            f"{(peak - idle) / self.payload:.2f} payloads more"
+            f"{(peak - idle) / self.upload_bytes:.2f} uploads more"
         )
 
 
@@ -284,7 +284,7 @@ def our_rounds(
                 **({"min_cohort": 3, "security": BLIND} if blind else {}),
             },
         )
-        payload = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
+        upload_bytes = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
         local_federation.write_coordinator(federation, ["bench"], TIMING)
         coordinator = ChildProcess(
             "coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config
@@ -331,7 +331,7 @@ def our_rounds(
             coordinator.stop()
     gate, ledger = (statistics.median(column) for column in zip(*spent, strict=True))
     shares = [(after - before) / len(took) for before, after in zip(began, ended, strict=True)]
-    return Rounds(took, payload, (shares[0], sum(shares[1:])), (idle, peak), gate, ledger)
+    return Rounds(took, upload_bytes, (shares[0], sum(shares[1:])), (idle, peak), gate, ledger)
 
 
 # The bare stream.
@@ -372,7 +372,7 @@ def bare_server(pipe: Any, key: bytes, certificate: bytes, roots: bytes, size: i
 
 
 def bare_client(pipe: Any, port: int, pair: tuple[bytes, bytes], root: bytes, size: int) -> None:
-    """On each message of the pipe: the payload down and up again."""
+    """On each message of the pipe: the upload down and up again."""
 
     async def run() -> None:
         credentials = grpc.ssl_channel_credentials(root, *pair)
@@ -455,11 +455,12 @@ def main() -> None:
     chosen = parser.parse_args()
     names = [f"silo-{n}" for n in range(chosen.silos)]
     plain = our_rounds(names, chosen.rounds, chosen.side, mix=chosen.mix)
-    bare = statistics.median(bare_rounds(chosen.silos, chosen.rounds, plain.payload))
+    bare = statistics.median(bare_rounds(chosen.silos, chosen.rounds, plain.upload_bytes))
     ours = statistics.median(plain.took)
     sys.stdout.write(
-        f"{plain.payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {bare:.3f}"
-        f" s, ratio {ours / bare:.2f}; {plain.told()}\nat a silo: gate {plain.gate * 1e3:.1f} ms,"
+        f"{plain.upload_bytes / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s,"
+        f" bare {bare:.3f} s, ratio {ours / bare:.2f}; {plain.told()}\n"
+        f"at a silo: gate {plain.gate * 1e3:.1f} ms,"
         f" ledger {plain.ledger * 1e3:.1f} ms, {(plain.gate + plain.ledger) / ours:.1%} of a"
         " round\n"
     )

@@ -122,9 +122,9 @@ def _stage(job: CoordinatorJob) -> list[str]:
         where += f", secure sum, attempt {job.attempt + 1}"
 
     # an operator who waits needs the names: to call the silo that is missing
-    gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
+    uploaded, missing = WAITS_FOR.get(job.stage, ("uploaded", "missing"))
     dropped = [f"{silo} ({in_words(code)})" for silo, code in job.dropped.items()]
-    groups = {gave: job.gave, missing: job.missing, "dropped": dropped}
+    groups = {uploaded: job.uploaded, missing: job.missing, "dropped": dropped}
     counted = []
     for name, silos in groups.items():
         listed = ", ".join(silos) or "-"

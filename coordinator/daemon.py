@@ -123,7 +123,7 @@ class Daemon:
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
-        self._means = SumResources(config.timing, roster, keys, database, self.contributions)
+        self._resources = SumResources(config.timing, roster, keys, database, self.contributions)
         # What was interrupted is kept while this process lives: the others are rubbish.
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -224,7 +224,7 @@ class Daemon:
     def _job_run(self, job: Job, stored: StoredJob) -> JobRun:
         collecting: Collecting = partial(PlainCollector, self)
         if job.security.required:
-            collecting = partial(BlindCollector, self._means, self)
+            collecting = partial(BlindCollector, self._resources, self)
         return JobRun(job, stored, self._folder(job), collecting)
 
     def _folder(self, job: Job) -> Path:
@@ -320,7 +320,7 @@ class Daemon:
         return None
 
     def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
-        """Keep what a silo gives to the key of a job before it accepts.
+        """Keep a silo's contribution to the key of a job before it accepts.
 
         RefusedError says why it cannot be taken.
         """
@@ -436,7 +436,7 @@ class Daemon:
     def writing(self) -> Iterator[None]:
         """One transaction. Where the disk does not take it, the daemon stops, whoever called.
 
-        It may be in the middle of what follows from an event; started again, it goes on from what
+        It may be in the middle of what follows from an event; started again, it resumes from what
         is written.
         """
         with self._keeping(), self._database.transaction():

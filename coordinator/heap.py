@@ -1,8 +1,9 @@
 """The process's heap, kept small where the C library is glibc.
 
 gRPC's threads allocate whole chunks. glibc gives each thread a heap of its own and keeps what was
-freed, so their heaps would weigh more than the tensors: 5.9 payloads with eight silos at 46.8 MB,
-3.2 with one heap that is trimmed before a fold (docs/performance.md). Other C libraries have
+freed, so their heaps would weigh more than the tensors: 5.9 times one
+upload with eight silos at 46.8 MB, 3.2 times with one heap that is trimmed before a fold
+(docs/performance.md). Other C libraries have
 neither call, and nothing is done there.
 """
 

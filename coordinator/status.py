@@ -34,7 +34,7 @@ class CoordinatorJobStatus:
     outcome: str
     reason: str
     cohort: tuple[str, ...]
-    gave: tuple[str, ...]
+    uploaded: tuple[str, ...]
     missing: tuple[str, ...]
     dropped: dict[str, str]  # silo → code
     last: LastRound | None
@@ -77,7 +77,7 @@ def _last(database: Database, job: str) -> LastRound | None:
 
 
 def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
-    gave, missing, dropped = _who(state, database)
+    uploaded, missing, dropped = _who(state, database)
     last = _last(database, state.job)
     return CoordinatorJobStatus(
         job=state.job,
@@ -87,7 +87,7 @@ def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
         outcome=state.outcome,
         reason=state.reason,
         cohort=state.cohort,
-        gave=gave,
+        uploaded=uploaded,
         missing=missing,
         dropped=dropped,
         last=last,

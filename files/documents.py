@@ -187,7 +187,7 @@ def parse_json(data: bytes, origin: str) -> Any:
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Read a file of at most so many bytes.
+    """Read a file of bounded size.
 
     LocalError names what is missing, unreadable or too large.
     """

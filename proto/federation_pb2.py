@@ -27,17 +27,17 @@ from staddle.proto import secure_pb2 as staddle_dot_proto_dot_secure__pb2
 from staddle.proto import tensor_pb2 as staddle_dot_proto_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/secure.proto\x1a\x1astaddle/proto/tensor.proto\"r\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\x12\x11\n\tchallenge\x18\x05 \x01(\x0c\"i\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xcc\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x12&\n\x07witness\x18\x05 \x01(\x0b\x32\x13.staddle.v1.WitnessH\x00\x42\x06\n\x04\x62ody\"\t\n\x07Nothing\"V\n\x07Witness\x12$\n\x05\x61sked\x18\x01 \x03(\x0b\x32\x15.staddle.v1.Challenge\x12%\n\x04told\x18\x02 \x03(\x0b\x32\x17.staddle.v1.Attestation\",\n\tChallenge\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"l\n\x0b\x41ttestation\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\r\n\x0b\x41ttestReply\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"g\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\x12\r\n\x05heads\x18\x06 \x03(\x0c\"\\\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"A\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\x12$\n\x05\x61sked\x18\x02 \x03(\x0b\x32\x15.staddle.v1.Challenge\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"W\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\"`\n\x0fStandingRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\t\"G\n\rStandingReply\x12\x10\n\x08received\x18\x01 \x01(\x04\x12$\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.staddle.v1.Receipt*\x99\x05\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x15\n\x11\x45RROR_CODE_BOUNDS\x10\x10\x12\x15\n\x11\x45RROR_CODE_LEDGER\x10\x11\x12\x15\n\x11\x45RROR_CODE_SECURE\x10\x12\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19\x12\x15\n\x11\x45RROR_CODE_BUDGET\x10\x1a*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\x93\x06\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x12\x42\n\x08Standing\x12\x1b.staddle.v1.StandingRequest\x1a\x19.staddle.v1.StandingReply\x12:\n\x06\x41ttest\x12\x17.staddle.v1.Attestation\x1a\x17.staddle.v1.AttestReply\x12;\n\x06Secure\x12\x18.staddle.v1.SecureUpload\x1a\x17.staddle.v1.SecureTaken\x12@\n\nSecureNext\x12\x16.staddle.v1.SecurePoll\x1a\x1a.staddle.v1.SecureDelivery\x12>\n\nContribute\x12\x17.staddle.v1.Contributed\x1a\x17.staddle.v1.SecureTaken\x12\x35\n\x08GroupKey\x12\x13.staddle.v1.KeyPoll\x1a\x14.staddle.v1.KeyReply\x12?\n\x06Padded\x12\x1c.staddle.v1.PaddedWordUpload\x1a\x17.staddle.v1.SecureTakenb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/secure.proto\x1a\x1astaddle/proto/tensor.proto\"r\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\x12\x11\n\tchallenge\x18\x05 \x01(\x0c\"i\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xcc\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x12&\n\x07witness\x18\x05 \x01(\x0b\x32\x13.staddle.v1.WitnessH\x00\x42\x06\n\x04\x62ody\"\t\n\x07Nothing\"^\n\x07Witness\x12$\n\x05\x61sked\x18\x01 \x03(\x0b\x32\x15.staddle.v1.Challenge\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.staddle.v1.Attestation\",\n\tChallenge\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"l\n\x0b\x41ttestation\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\r\n\x0b\x41ttestReply\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"g\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\x12\r\n\x05heads\x18\x06 \x03(\x0c\"\\\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"A\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\x12$\n\x05\x61sked\x18\x02 \x03(\x0b\x32\x15.staddle.v1.Challenge\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"W\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\"`\n\x0fStandingRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\t\"G\n\rStandingReply\x12\x10\n\x08received\x18\x01 \x01(\x04\x12$\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.staddle.v1.Receipt*\x99\x05\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x15\n\x11\x45RROR_CODE_BOUNDS\x10\x10\x12\x15\n\x11\x45RROR_CODE_LEDGER\x10\x11\x12\x15\n\x11\x45RROR_CODE_SECURE\x10\x12\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19\x12\x15\n\x11\x45RROR_CODE_BUDGET\x10\x1a*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\x93\x06\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x12\x42\n\x08Standing\x12\x1b.staddle.v1.StandingRequest\x1a\x19.staddle.v1.StandingReply\x12:\n\x06\x41ttest\x12\x17.staddle.v1.Attestation\x1a\x17.staddle.v1.AttestReply\x12;\n\x06Secure\x12\x18.staddle.v1.SecureUpload\x1a\x17.staddle.v1.SecureTaken\x12@\n\nSecureNext\x12\x16.staddle.v1.SecurePoll\x1a\x1a.staddle.v1.SecureDelivery\x12>\n\nContribute\x12\x17.staddle.v1.Contributed\x1a\x17.staddle.v1.SecureTaken\x12\x35\n\x08GroupKey\x12\x13.staddle.v1.KeyPoll\x1a\x14.staddle.v1.KeyReply\x12?\n\x06Padded\x12\x1c.staddle.v1.PaddedWordUpload\x1a\x17.staddle.v1.SecureTakenb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'staddle.proto.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1737
-  _globals['_ERRORCODE']._serialized_end=2402
-  _globals['_ANSWERKIND']._serialized_start=2405
-  _globals['_ANSWERKIND']._serialized_end=2541
+  _globals['_ERRORCODE']._serialized_start=1745
+  _globals['_ERRORCODE']._serialized_end=2410
+  _globals['_ANSWERKIND']._serialized_start=2413
+  _globals['_ANSWERKIND']._serialized_end=2549
   _globals['_HELLOREQUEST']._serialized_start=102
   _globals['_HELLOREQUEST']._serialized_end=216
   _globals['_HELLOREPLY']._serialized_start=218
@@ -49,35 +49,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOTHING']._serialized_start=564
   _globals['_NOTHING']._serialized_end=573
   _globals['_WITNESS']._serialized_start=575
-  _globals['_WITNESS']._serialized_end=661
-  _globals['_CHALLENGE']._serialized_start=663
-  _globals['_CHALLENGE']._serialized_end=707
-  _globals['_ATTESTATION']._serialized_start=709
-  _globals['_ATTESTATION']._serialized_end=817
-  _globals['_ATTESTREPLY']._serialized_start=819
-  _globals['_ATTESTREPLY']._serialized_end=832
-  _globals['_OFFER']._serialized_start=834
-  _globals['_OFFER']._serialized_end=894
-  _globals['_ROUND']._serialized_start=896
-  _globals['_ROUND']._serialized_end=999
-  _globals['_FINISH']._serialized_start=1001
-  _globals['_FINISH']._serialized_end=1093
-  _globals['_BEATREQUEST']._serialized_start=1095
-  _globals['_BEATREQUEST']._serialized_end=1153
-  _globals['_BEATREPLY']._serialized_start=1155
-  _globals['_BEATREPLY']._serialized_end=1220
-  _globals['_ANSWERREQUEST']._serialized_start=1223
-  _globals['_ANSWERREQUEST']._serialized_end=1378
-  _globals['_ANSWERREPLY']._serialized_start=1380
-  _globals['_ANSWERREPLY']._serialized_end=1393
-  _globals['_FETCHREQUEST']._serialized_start=1395
-  _globals['_FETCHREQUEST']._serialized_end=1474
-  _globals['_RECEIPT']._serialized_start=1476
-  _globals['_RECEIPT']._serialized_end=1563
-  _globals['_STANDINGREQUEST']._serialized_start=1565
-  _globals['_STANDINGREQUEST']._serialized_end=1661
-  _globals['_STANDINGREPLY']._serialized_start=1663
-  _globals['_STANDINGREPLY']._serialized_end=1734
-  _globals['_FEDERATION']._serialized_start=2544
-  _globals['_FEDERATION']._serialized_end=3331
+  _globals['_WITNESS']._serialized_end=669
+  _globals['_CHALLENGE']._serialized_start=671
+  _globals['_CHALLENGE']._serialized_end=715
+  _globals['_ATTESTATION']._serialized_start=717
+  _globals['_ATTESTATION']._serialized_end=825
+  _globals['_ATTESTREPLY']._serialized_start=827
+  _globals['_ATTESTREPLY']._serialized_end=840
+  _globals['_OFFER']._serialized_start=842
+  _globals['_OFFER']._serialized_end=902
+  _globals['_ROUND']._serialized_start=904
+  _globals['_ROUND']._serialized_end=1007
+  _globals['_FINISH']._serialized_start=1009
+  _globals['_FINISH']._serialized_end=1101
+  _globals['_BEATREQUEST']._serialized_start=1103
+  _globals['_BEATREQUEST']._serialized_end=1161
+  _globals['_BEATREPLY']._serialized_start=1163
+  _globals['_BEATREPLY']._serialized_end=1228
+  _globals['_ANSWERREQUEST']._serialized_start=1231
+  _globals['_ANSWERREQUEST']._serialized_end=1386
+  _globals['_ANSWERREPLY']._serialized_start=1388
+  _globals['_ANSWERREPLY']._serialized_end=1401
+  _globals['_FETCHREQUEST']._serialized_start=1403
+  _globals['_FETCHREQUEST']._serialized_end=1482
+  _globals['_RECEIPT']._serialized_start=1484
+  _globals['_RECEIPT']._serialized_end=1571
+  _globals['_STANDINGREQUEST']._serialized_start=1573
+  _globals['_STANDINGREQUEST']._serialized_end=1669
+  _globals['_STANDINGREPLY']._serialized_start=1671
+  _globals['_STANDINGREPLY']._serialized_end=1742
+  _globals['_FEDERATION']._serialized_start=2552
+  _globals['_FEDERATION']._serialized_end=3339
 # @@protoc_insertion_point(module_scope)

@@ -131,12 +131,12 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Witness(_message.Message):
-    __slots__ = ("asked", "told")
+    __slots__ = ("asked", "attestations")
     ASKED_FIELD_NUMBER: _ClassVar[int]
-    TOLD_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATIONS_FIELD_NUMBER: _ClassVar[int]
     asked: _containers.RepeatedCompositeFieldContainer[Challenge]
-    told: _containers.RepeatedCompositeFieldContainer[Attestation]
-    def __init__(self, asked: _Optional[_Iterable[_Union[Challenge, _Mapping]]] = ..., told: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
+    attestations: _containers.RepeatedCompositeFieldContainer[Attestation]
+    def __init__(self, asked: _Optional[_Iterable[_Union[Challenge, _Mapping]]] = ..., attestations: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ("silo", "challenge")

@@ -1,7 +1,7 @@
 """Frames of a tensor stream as bytes: chunks without protobuf's copies, all else by protobuf.
 
 A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: length-delimited, tag
-0x12): the tag, the length as a varint, the payload, nothing behind it. It is written with one copy
+0x12): the tag, the length as a varint, the content, nothing behind it. It is written with one copy
 and read with none, where protobuf makes two at either end. Any other encoding of a chunk is read
 too, the slow way.
 
@@ -40,17 +40,17 @@ LONGEST_VARINT = 5  # bytes of a length below 2^35
 
 
 class ChunkFrame:
-    """A chunk frame: as it crosses, and the payload in it.
+    """A chunk frame: as it crosses, and the content in it.
 
-    ``encoded`` is the whole message Frame; ``payload`` is a view of its end, not a copy.
+    ``encoded`` is the whole message Frame; ``content`` is a view of its end, not a copy.
     """
 
-    __slots__ = ("encoded", "payload")
+    __slots__ = ("content", "encoded")
 
     def __init__(self, encoded: bytes, start: int) -> None:
-        """``start`` is where the payload begins."""
+        """``start`` is where the content begins."""
         self.encoded = encoded
-        self.payload = memoryview(encoded)[start:]
+        self.content = memoryview(encoded)[start:]
 
     @classmethod
     def of(cls, pieces: Sequence[bytes | memoryview]) -> "ChunkFrame":
@@ -76,7 +76,7 @@ def decode(data: bytes) -> Frame:
     Bounds are checked before protobuf decodes anything, so a hostile frame costs no more memory
     than the largest honest one.
     """
-    start = _payload_start(data)
+    start = _content_start(data)
     if start is not None:
         return ChunkFrame(data, start)
     # Before protobuf makes anything of the bytes: a hostile frame may take forty times its size.
@@ -97,11 +97,11 @@ def _varint(number: int) -> list[int]:
     return [*groups, number]
 
 
-def _payload_start(data: bytes) -> int | None:
-    """Where the payload begins of a chunk that is the whole message; None for anything else."""
+def _content_start(data: bytes) -> int | None:
+    """Where the content begins of a chunk that is the whole message; None for anything else."""
     if data[:1] != bytes((TAG,)):
         return None
-    # A payload that does not end with the message is left to protobuf, which judges the rest.
+    # A content that does not end with the message is left to protobuf, which judges the rest.
     length = 0
     for index, byte in enumerate(data[1 : 1 + LONGEST_VARINT]):
         length |= (byte & 0x7F) << 7 * index

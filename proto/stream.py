@@ -34,7 +34,7 @@ class Digests:
 
     @property
     def total(self) -> bytes:
-        """Digest of the whole payload.
+        """Digest of the whole message.
 
         32 bytes. It is over the tensors' digests, so one tensor can be checked without the bytes of
         the others.
@@ -188,7 +188,7 @@ class Inbound:
                 )
             self._begin(frame.manifest)
         elif isinstance(frame, ChunkFrame):
-            self._take(frame.payload, self._digester)
+            self._take(frame.content, self._digester)
         elif body == "end":
             self._finish(frame.end, self._digester)
         else:
@@ -212,7 +212,7 @@ class Inbound:
 
         They came with an earlier stream, so the sink has them.
         """
-        # The digests are over the whole payload, also where its connection was lost.
+        # The digests are over the whole message, also where its connection was lost.
         for piece in pieces:
             if self._digester is None or len(piece) > self._missing:
                 raise LocalError(

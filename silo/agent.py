@@ -111,8 +111,9 @@ class Agent:
         self._admitted: dict[str, Admitted] = {}
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
-        self._withheld_told: set[str] = set()  # digests of jobs
-        self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
+        self._withheld_logged: set[str] = set()  # digests of jobs
+        # the private round of which the log says that it waits
+        self._waits_logged: tuple[str, int] | None = None
 
         # The reply to Hello replaces this default.
         self._beat_seconds = 5
@@ -211,7 +212,7 @@ class Agent:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
 
-        # Settled before any new upload, which goes on behind the bytes that the coordinator has.
+        # Settled before any new upload, which continues behind the bytes that the coordinator has.
         self._beat_seconds = await self._gate.session.hello()
         for upload in await self._gate.settle():
             log.event(
@@ -325,8 +326,8 @@ class Agent:
     async def _take_part(self, asked: RoundOpened) -> Event:
         """Fetch, train, upload; a failure on our side is answered with a code.
 
-        The federation goes on without this silo. A full disk is no such failure: the agent ends, so
-        that the round is as it was once there is room.
+        The federation continues without this silo. A full disk is no such failure: the agent ends,
+        so that the round is as it was once there is room.
         """
         async with self._beating(asked.job, asked.round):
             try:
@@ -452,8 +453,8 @@ class Agent:
 
         # The round is told again and again while it waits; its operator needs to read it once.
         waits = (asked.digest, asked.round)
-        if waits != self._waits_told:
-            self._waits_told = waits
+        if waits != self._waits_logged:
+            self._waits_logged = waits
             log.problem(
                 "round.waits",
                 job=asked.job,
@@ -488,8 +489,8 @@ class Agent:
     def _tell_withheld(self, admitted: Admitted, delivered: ReceivedDelivery) -> None:
         """Log the withheld classes, once per job: who holds which class does not change."""
         job = admitted.job
-        if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
-            self._withheld_told.add(job.digest)
+        if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_logged:
+            self._withheld_logged.add(job.digest)
             (holders,) = delivered.tensors[HOLDERS].values()
             log.event(
                 "job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders)

@@ -22,9 +22,9 @@ Every file is replaced as a whole, and shows whether a disk changed it: tensors 
 ``job.json`` by its operator's signature, all others by files/checked_file.py. The outbox is written
 before the state: a crash between the two costs a training.
 
-A round counts once the coordinator has folded what this silo gave. One that did not (the connection
-broke, the deadline passed) is as if the silo had been away: the next begins from the state before
-it, as in a simulation without the silo.
+A round counts once the coordinator has folded this silo's contribution. One that did not (the
+connection broke, the deadline passed) is as if the silo had been away: the next begins from the
+state before it, as in a simulation without the silo.
 """
 
 import json

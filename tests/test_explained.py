@@ -37,7 +37,7 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.identity.domains import GROUP_CONTEXT, framed
-from staddle.security.ledger.records import Digest, Payload, TensorDigest
+from staddle.security.ledger.records import Digest, MessageDigest, TensorDigest
 from staddle.security.log.tree_head import TreeHead
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
@@ -55,7 +55,7 @@ EPOCH = sha256(
 
 def payload_of(message):
     data = message.SerializeToString(deterministic=True)
-    return Payload(bytes=len(data), sha256=sha256(data).hexdigest())
+    return MessageDigest(bytes=len(data), sha256=sha256(data).hexdigest())
 
 
 class Roster:
@@ -189,14 +189,14 @@ class Recording:
         received = [frame.SerializeToString(deterministic=True) for frame in frames]
         self.calls.append(Call(FETCH, AGENT, [asked], received))
         if recorded:
-            message = Payload(bytes=len(whole), sha256=total.hexdigest())
+            message = MessageDigest(bytes=len(whole), sha256=total.hexdigest())
             fields = {"job": "j1", "round_number": 3, "purpose": "delivery", "rpc": FETCH}
             write_ingress(self.ledger, **fields, sender=PEER, message=message)
 
     def end(self, ref, words=WHOLE):
         digest = sha256(words).digest()
         total = sha256(digest)
-        payload = Payload(bytes=len(words), sha256=total.hexdigest())
+        payload = MessageDigest(bytes=len(words), sha256=total.hexdigest())
         sealed = write_digest(self.ledger, ref, (), payload)
         place, size = sealed.place, TreeHead.parse(sealed.checkpoint.text).size
         return tensor.End(
@@ -315,7 +315,7 @@ DOCTORED = {
     "other words before the cut": (spoil, "END has other digests than record"),
     "other words": (lambda calls: spoil(calls, 1), "digest 7 is of another message"),
     "a chunk too many": (lambda calls: of(calls, "Upload").sent.append(MORE),
-        "payload bytes crossed, intent"),
+        "message bytes crossed, intent"),
 }  # fmt: skip
 
 

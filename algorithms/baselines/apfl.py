@@ -43,7 +43,7 @@ from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..delivery import Results
 from ..exchange.parts import Tensors
 from ..methods.common.inner_steps import detached, logits_at, point_of
-from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun
+from ..methods.common.second_model import MODEL, begun, logits, names, not_begun, with_second_models
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 OWN = "own"  # v
@@ -89,7 +89,7 @@ class APFL(FedAvg):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Both models, w and v, alike in the beginning, and α."""
-        return {**beside(self.setting, OWN), MIXTURE: Mixture(self.options.alpha)}
+        return {**with_second_models(self.setting, OWN), MIXTURE: Mixture(self.options.alpha)}
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """A mark that v has not begun."""

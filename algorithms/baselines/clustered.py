@@ -1,4 +1,4 @@
-"""Clustered federated learning: silos whose updates point apart go on in clusters of their own.
+"""Clustered federated learning: silos whose updates point apart continue in clusters of their own.
 
 Sattler, Müller, Samek, "Clustered federated learning: model-agnostic distributed multi-task
 optimization under privacy constraints", IEEE Transactions on Neural Networks and Learning Systems,
@@ -145,7 +145,7 @@ class ClusteredFL(Method):
         """Train the whole model."""
         return (self.stage(*MODEL),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, and how far it is from the one before.
 
         They are θ_i, and from round ``start`` on Δ_i [1, |θ|], which the exchange may sketch.

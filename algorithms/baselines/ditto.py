@@ -39,7 +39,15 @@ from ..course import Course, Effort, Facts, Parts, SiloState
 from ..delivery import Results
 from ..exchange.parts import Tensors
 from ..methods.common.losses import centre, proximal
-from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun, taken
+from ..methods.common.second_model import (
+    MODEL,
+    begun,
+    logits,
+    names,
+    not_begun,
+    taken,
+    with_second_models,
+)
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 OWN = "own"  # v
@@ -63,7 +71,7 @@ class Ditto(FedAvg):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Both models, w and v, alike in the beginning."""
-        return beside(self.setting, OWN)
+        return with_second_models(self.setting, OWN)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """A mark that v has not begun."""

@@ -195,7 +195,7 @@ class FedALA(Method):
         mixed = self.mixture(state.parts["weights"], context)
         return {part: {**tensors, **mixed.get(part, {})} for part, tensors in state.parts.items()}
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
         model = self.flat(state, "extractor", "classifier")
         return {"model": Contribution(model, float(facts.samples))}  # (4)

@@ -190,7 +190,7 @@ class FedAS(Method):
         means = facts.measured["sums"] / facts.class_counts.double().clamp(min=1)[:, None]
         return replace(state, extra={"prototypes": means.to(DTYPES[self.rows.dtype])})  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor times T_i, and T_i.
 
         T_i is float64, and the extractor keeps its dtypes.

@@ -61,9 +61,9 @@ class FedAvgFT(FedAvg):
             stage = replace(stage, epochs=self.options.tuning_epochs)  # (3)
         return (stage,)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model; nothing after tuning.
 
         A tuned model stays at its silo.
         """
-        return {} if self.tuning(facts.round) else super().give(state, facts)
+        return {} if self.tuning(facts.round) else super().contribute(state, facts)

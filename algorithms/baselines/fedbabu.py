@@ -88,7 +88,7 @@ class FedBABU(Method):
         # The classifier keeps its initial values, which are the same at every silo.
         return (self.stage("extractor"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples; nothing after tuning."""
         if self.tuning(facts.round):
             return {}

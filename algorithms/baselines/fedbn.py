@@ -70,7 +70,7 @@ class FedBN(Method):
         """Train the whole model."""
         return (self.stage(*MODEL),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model without norm layers, weighted by samples.
 
         Norm layers upload nothing: neither weight and bias nor running statistics.

@@ -148,7 +148,7 @@ class FedClassAvg(Method):
         squares = [(own[name] - common).square().mean() for name, common in context.items()]
         return self.options.rho / 2 * torch.stack(squares).sum()  # (3)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained classifier, weighted by samples."""
         # (5)
         return {"classifier": Contribution(self.flat(state, "classifier"), float(facts.samples))}

@@ -152,7 +152,7 @@ class FedDyn(Method):
         ]
         return torch.stack(terms).sum()
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """θ_k, counted once."""
         return {"model": Contribution(self.flat(state, *MODEL), 1.0)}
 

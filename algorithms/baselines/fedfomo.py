@@ -27,7 +27,7 @@ Where this differs from the paper:
   no distance w is 0.
 - The w_n of (4), negative ones too, are divided by the sum of their magnitudes, by which nobody
   adds more than 1; the code divides them by the magnitude of their sum, which may be near 0.
-- Models are the last that each silo gave; in the code those of the round before alone.
+- Models are the last that each silo contributed; in the code those of the round before alone.
 - Ties of p_in, as at first, are broken at random. Draws are from a stream of the job for each silo
   and round.
 - Under ``model.buffers = "global"`` (3) mixes running statistics too; "local" ones stay, so that a
@@ -64,7 +64,7 @@ from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..delivery import Combined, CoordinatorState, Delivery, Results, Value
 from ..exchange.parts import DTYPES, Contribution, Each, Kind, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
-from ..methods.common.second_model import MODEL, beside, logits, names, taken
+from ..methods.common.second_model import MODEL, logits, names, taken, with_second_models
 from ..numerics.streams import raw, stream, uniform
 
 START = "start"  # the copy of the model that is θ_i
@@ -127,12 +127,12 @@ class FedFomo(Method):
         """Models of others, once there are any."""
         return (self.received,) if round_ else ()
 
-    # The silo half. Beside the model, θ_i', lie its copy θ_i and, in others, what came down;
+    # The silo half. Next to the model, θ_i', lie its copy θ_i and, in others, what came down;
     # ``extra`` has (4).
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The model and its copies, all of the same initial values."""
-        return beside(self.setting, START, *self.others)
+        return with_second_models(self.setting, START, *self.others)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Zeros: nothing was compared yet."""
@@ -215,7 +215,7 @@ class FedFomo(Method):
         tensors = (state.parts[_named(model, part)][name] for part, name in self.compared)
         return torch.cat([tensor.double().reshape(-1) for tensor in tensors])
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """θ_i', and the others' weights."""
         return {
             "model": Contribution(self.flat(state, *MODEL)),

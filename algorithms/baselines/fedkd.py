@@ -53,7 +53,7 @@ from ..delivery import Results
 from ..exchange.parts import Contribution, Kind, Part, Tensors, all_finite
 from ..method import Method, Setting
 from ..methods.common.losses import divergence
-from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
+from ..methods.common.second_model import MODEL, check_other, logits, names, with_other_model
 from ..models.build import fill
 
 MENTOR, MAP = "mentor", "map"
@@ -99,7 +99,7 @@ class FedKD(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Mentee, mentor and map."""
-        parts = beside_other(self.setting, MENTOR, self.options.mentor, "fedkd")
+        parts = with_other_model(self.setting, MENTOR, self.options.mentor, "fedkd")
         # W maps the mentee's features, of its width, to the mentor's.
         mentee, mentor = (width(parts[name]) for name in ("classifier", "mentor_classifier"))
         with torch.device("meta"):
@@ -148,7 +148,7 @@ class FedKD(Method):
             " gradients of others"
         )
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The mentee after its truncated update, weighted by samples.
 
         Matrices are uploaded whole: a sum needs equal shapes, and K differs from silo to silo.

@@ -32,7 +32,7 @@ Where this differs from the paper:
   a general solver. Weights up to 1e-3 are dropped as there, so that hardly alike silos are not
   mixed.
 - Only silos of one round are compared. One that was away since keeps its α, over what each silo
-  gave last.
+  contributed last.
 - A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the
   code falls back on the silo's own prototype.
 - Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the
@@ -180,7 +180,7 @@ class FedPAC(Method):
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1).
 
-        They are {"sums": [C, d], "squares": []} in float64; ``give`` computes h_ik and V_i.
+        They are {"sums": [C, d], "squares": []} in float64; ``contribute`` computes h_ik and V_i.
         """
         features = parts["extractor"](x).double()  # [B, d]
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
@@ -218,7 +218,7 @@ class FedPAC(Method):
         supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
         return supervised + self.options.lam * apart
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Model and prototypes, and Eq. 1.
 
         ``vectors`` is [1, C·d] and ``variance`` one number. Prototypes have the class counts [C] as

@@ -188,7 +188,7 @@ class FedProto(Method):
         member = one_hot(y, self.setting.classes).double()  # [B, C]
         return {"sums": member.T @ parts["extractor"](x).double()}
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Mean features by class; zeros, of weight 0, for a class without records.
 
         Rows [C, d] have weights [C]: the class's records, or 1 with ``weights = "equal"``.

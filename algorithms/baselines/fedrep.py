@@ -82,7 +82,7 @@ class FedRep(Method):
             replace(self.stage("extractor"), epochs=self.extractor_epochs),  # (2)
         )
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
         # (3)
         return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}

@@ -112,7 +112,7 @@ class FedRoD(Method):
         personalized = generic.detach() + parts["personal"](features.detach())
         return balanced + cross_entropy(personalized, y, reduction="none")  # (2)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Extractor and generic header, weighted by samples."""
         model = self.flat(state, "extractor", "classifier")
         return {"model": Contribution(model, float(facts.samples))}  # (4)

@@ -41,7 +41,7 @@ from ..course import Facts, Parts, SiloState, Stage
 from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 from ..methods.common.losses import divergence
-from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
+from ..methods.common.second_model import MODEL, check_other, logits, names, with_other_model
 
 PERSONAL = "personal"
 
@@ -83,7 +83,7 @@ class FML(Method):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The meme model and the personalised one."""
         # Own initial values: two equal models would at first teach each other nothing.
-        return beside_other(self.setting, PERSONAL, self.options.personal, "fml")
+        return with_other_model(self.setting, PERSONAL, self.options.personal, "fml")
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         """Logits of the personalised model."""
@@ -107,6 +107,6 @@ class FML(Method):
         one = one + beta * cross_entropy(meme, y, reduction="none")
         return one + (1 - beta) * divergence(personal, meme)  # (2)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The meme model, weighted by samples."""
         return {"meme": Contribution(self.flat(state, *MODEL), float(facts.samples))}  # (3)

@@ -106,7 +106,7 @@ class LGFedAvg(Method):
         """Train all layers together."""
         return (self.stage(*MODEL),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained last layers, weighted by samples."""
         # With several architectures the template fits the classifier alone.
         parts = MODEL if self.options.layers > 1 else ("classifier",)

@@ -123,7 +123,7 @@ class MOON(Method):
         # −log softmax of ``near``: the delivered model is the positive pair.
         return supervised + self.options.mu * (contrast.logsumexp(1) - contrast[:, 0])  # (3), (4)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
         model = self.flat(state, "extractor", "classifier")
         return {"model": Contribution(model, float(facts.samples))}  # (5)

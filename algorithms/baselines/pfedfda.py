@@ -137,8 +137,8 @@ class PFedFDA(Method):
             " choose fedper"
         )
 
-    # The silo half. ``extra`` holds the global ``means`` and ``covariance``; what this silo gives,
-    # ``change`` and ``adapted``; its ``priors`` [C], and ``beta`` [2]: β_μ and β_Σ.
+    # The silo half. ``extra`` holds the global ``means`` and ``covariance``; what this silo
+    # contributes, ``change`` and ``adapted``; its ``priors`` [C], and ``beta`` [2]: β_μ and β_Σ.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
@@ -231,7 +231,7 @@ class PFedFDA(Method):
         classifier = {"weight": weight.to(self.dtype), "bias": bias.to(self.dtype)}
         return replace(state, parts={**state.parts, "classifier": classifier})
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The extractor and the interpolated statistics, by samples; nothing when tuning.
 
         ``changes`` [C, d] has one weight per class: n_i if the silo holds the class, else 0.

@@ -20,7 +20,7 @@ Where this differs from the paper:
   evaluation mode. The paper keeps the θ̃ of the last batch, which a few odd records can spoil. As
   delivered, θ_i is w, as in the code.
 - (2) takes its K steps whatever the accuracy; the paper stops where the gradient is small, its code
-  after K steps. The code also goes on from the θ̃ of the batch before, and adds 0.001 θ to the
+  after K steps. The code also continues from the θ̃ of the batch before, and adds 0.001 θ to the
   gradient.
 - Momentum and weight decay of the job move w alone.
 - (4) weighs by samples, as the code does; the paper weighs equally, as ``weights = "equal"``. Each
@@ -50,7 +50,7 @@ from ..exchange.parts import Contribution, Tensors
 from ..method import Setting, specs_of_parameters
 from ..methods.common.inner_steps import detached, gradient_at, losses_at, point_of, stepped
 from ..methods.common.losses import centre, proximal
-from ..methods.common.second_model import MODEL, beside, logits, names, taken
+from ..methods.common.second_model import MODEL, logits, names, taken, with_second_models
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 OWN = "own"  # θ
@@ -104,7 +104,7 @@ class PFedMe(FedAvg):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Both models, w and θ, alike in the beginning."""
-        return beside(self.setting, OWN)
+        return with_second_models(self.setting, OWN)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         """Logits of θ."""
@@ -125,7 +125,7 @@ class PFedMe(FedAvg):
         return replace(state, parts={**state.parts, **taken(state.parts, OWN)})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train w down its envelope, then θ near the trained w."""
+        """Train w down its Moreau envelope, then θ near the trained w."""
         # Coupled: each record's loss is taken at θ̃, which depends on the whole batch.
         shared = replace(self.stage(*MODEL), loss=self.envelope, reads=(), coupled=True)
         # Each of the K steps needs the gradient over all records, hence a survey before each.
@@ -172,12 +172,12 @@ class PFedMe(FedAvg):
             parts[own] = named
         return replace(state, parts=parts)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """w, mixed with w^t by β.
 
         Running statistics are those of w, whatever β is.
         """
-        contribution, beta = super().give(state, facts)["model"], self.options.beta
+        contribution, beta = super().contribute(state, facts)["model"], self.options.beta
         if beta == 1:
             return {"model": contribution}
         mixed = dict(contribution.tensors)

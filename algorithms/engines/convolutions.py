@@ -17,7 +17,7 @@ from ..numerics.devices import CPU, Precision
 
 Form: TypeAlias = Literal["grouped", "unfolded", "faster"]
 
-IMAGE_CHANNELS = 3  # a convolution of at most so many channels takes a network's own input
+IMAGE_CHANNELS = 3  # a convolution with at most this many channels takes a network's own input
 FEW_CHANNELS, FEW_PLACES = 64, 16  # measured (docs/performance.md)
 
 

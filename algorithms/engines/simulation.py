@@ -132,7 +132,7 @@ class Simulation:
         outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         for silo, part in product(cohort, up):
-            contribution = exchanges.give(part, outcomes[silo].contributions[part.name])
+            contribution = exchanges.contribute(part, outcomes[silo].contributions[part.name])
             spool[part.name, silo] = self._spooled(part, contribution)
 
         # A coordinator reads the same from files.

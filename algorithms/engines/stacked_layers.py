@@ -5,7 +5,7 @@ is computed without weights and biases, which follow as a product and a sum, and
 input. In bfloat16 these rules fail on a GPU (batch norm with running statistics of float32), or
 they add biases of float32, and every layer that follows computes in float32.
 
-A convolution of many silos gives [B, S·C, H, W], and the layers here take activations as they lie
+A convolution of many silos returns [B, S·C, H, W], and the layers here take activations as they lie
 so. ``autocast`` sees each of them as it sees torch's own where silos train one by one.
 """
 

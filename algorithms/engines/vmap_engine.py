@@ -152,7 +152,10 @@ class Stacked:
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
                 counts = (len(own.train), len(own.test), before[silo], after[silo])
                 report = RoundReport(round_, *counts, loss.get(silo))
-                contributions = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
+                contributions = {
+                    **method.contribute(state, facts[silo]),
+                    METRICS.name: metrics(report),
+                }
                 outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
         # In the order of ``work``, not of the groups.

@@ -247,7 +247,7 @@ class Exchanges(Protocol):
     Parts are those of ``Job.up``, with the exchanges that the job chose.
     """
 
-    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
+    def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order.
 
         Blind, ``part.given`` (laid_out).

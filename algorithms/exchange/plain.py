@@ -48,7 +48,7 @@ class PlainExchange:
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
-    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
+    def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """The tensors to upload for a contribution; LocalError names what does not fit.
 
         The tensors are exactly those of ``part.wire``, in its order.

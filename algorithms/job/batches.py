@@ -8,9 +8,9 @@ reveals no more than the sums of these batches (Theorem 2).
 Batches follow from the job, so each silo knows them without asking anybody.
 
 A silo that is proven to have broken the rules (security/secagg/evidence.py) may leave its batch,
-which goes on without it. The other silos of the batch stay together, so no difference of sums shows
-fewer honest silos than before: evidence holds against no honest silo, and one of the colluders
-could have revealed its own contribution at any time.
+which continues without it. The other silos of the batch stay together, so no difference of sums
+shows fewer honest silos than before: evidence holds against no honest silo, and one of the
+colluders could have revealed its own contribution at any time.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -175,7 +175,7 @@ class ClassCensus(Method):
             return ()
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The held classes; then the method's uploads, without the rows that are not shown.
 
         Such rows are zeros of weight 0, so an upload's size tells nothing.
@@ -184,7 +184,7 @@ class ClassCensus(Method):
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         # ``deliver`` of this round kept the holders.
         holders, held = state.extra[COUNTED], facts.class_counts > 0
-        contributions = dict(self._inner.give(_own(state), _earlier(facts)))
+        contributions = dict(self._inner.contribute(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
         # Here, before values are masked: no row can be taken out of an open sum.
         for name in by_class(self._inner, facts.round - 1):

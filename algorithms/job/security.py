@@ -12,9 +12,9 @@ that does not change between rounds must not enter sums over varying sets of sil
 reveal it (SECURITY.md rule 1). A value that does change reveals single silos too, over many rounds.
 So sums are of whole fixed batches of silos (batches.py), and of all silos where more than weighted
 means is summed. A lost silo costs the round its batch, or all of it where there is one alone.
-``dropouts = "any"`` goes on without it, at that price. Mixed parts cross under pads that the other
-silos take off, compared parts cross rotated: both take a key that all silos of the job share. With
-``compare = "shared"`` silos deal shares of such vectors to one another instead, and no key is
+``dropouts = "any"`` continues without it, at that price. Mixed parts cross under pads that the
+other silos take off, compared parts cross rotated: both take a key that all silos of the job share.
+With ``compare = "shared"`` silos deal shares of such vectors to one another instead, and no key is
 behind it. With such a key silos also see whether the coordinator altered what comes down of a sum.
 They agree on one for that alone, too, unless the job has ``tags = false``. With ``audience =
 "silos"`` the coordinator only passes such sums on: it reads the metrics, and what else it has to

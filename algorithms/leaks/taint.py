@@ -2,12 +2,12 @@
 
 A private job's state tensors and contributions each have a taint, and what is computed from several
 has the worst of theirs. Only a mechanism that adds noise and is paid for
-(algorithms/job/privacy.py) makes what is DP of what is private.
+(algorithms/job/privacy.py) makes noised values of exact ones.
 
-``Tracker`` follows a method's own code, ``deliver`` and ``give``: every call of torch inside it is
-seen, and what comes of it has the worst taint of what went in. Taints lie by storage, so a view has
-that of its tensor, and a tensor that is written to, whole or in part, takes over that of what was
-written. A value that leaves torch, as a number, a list, an array, by the length of what was
+``Tracker`` follows a method's own code, ``deliver`` and ``contribute``: it sees every call of torch
+in there, and what comes of it has the worst taint of what went in. Taints lie by storage, so a view
+has that of its tensor, and a tensor that is written to, whole or in part, takes over that of what
+was written. A value that leaves torch, as a number, a list, an array, by the length of what was
 selected or because a call failed, is followed no further: one in which records show is refused, and
 all that comes of the same call of the method has the taint of the others. What was refused stays
 refused, whatever the method catches. A tensor that was never seen is a constant of the method,
@@ -78,29 +78,29 @@ SIZED = (
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """``private``: records show in it unprotected.
+    """``exact``: records show in it without noise.
 
     ``ids``: reservations of the data set's budget that paid for it. With neither it is public.
     """
 
-    private: bool = False
+    exact: bool = False
     ids: frozenset[int] = frozenset()
 
     @property
-    def name(self) -> Literal["public", "dp", "private"]:
+    def name(self) -> Literal["public", "noised", "exact"]:
         """The taint's name in ledger and policy.
 
-        Private comes first: reservations do not pay for unprotected records.
+        Exact comes first: reservations do not pay for records without noise.
         """
-        if self.private:
-            return "private"
+        if self.exact:
+            return "exact"
         if self.ids:
-            return "dp"
+            return "noised"
         return "public"
 
 
 PUBLIC = Taint()
-PRIVATE = Taint(private=True)
+EXACT = Taint(exact=True)
 
 
 def paid(*ids: int) -> Taint:
@@ -116,12 +116,12 @@ def worst(taints: Iterable[Taint]) -> Taint:
 
     Without any it is PUBLIC.
     """
-    private = False
+    exact = False
     ids: frozenset[int] = frozenset()
     for taint in taints:
-        private |= taint.private
+        exact |= taint.exact
         ids |= taint.ids
-    return Taint(private, ids)
+    return Taint(exact, ids)
 
 
 class Tracker(TorchFunctionMode):
@@ -138,7 +138,7 @@ class Tracker(TorchFunctionMode):
         self._refused: LocalError | None = None
 
     def __exit__(self, *raised: object) -> None:
-        """Raise what was refused inside, in case the method caught that error and went on."""
+        """Raise what was refused inside, in case the method caught that error and continued."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         # An exception that is being raised already is not replaced.
         if self._refused is not None and raised[0] is None:
@@ -206,7 +206,7 @@ class Tracker(TorchFunctionMode):
     def _note_outside(self, taint: Taint, name: str) -> None:
         """Note that a value of tensors of this taint has left torch."""
         self._known_outside = worst((self._known_outside, taint))
-        if taint.private and self._refused is None:
+        if taint.exact and self._refused is None:
             self._refused = LocalError(
                 "the method takes a value out of a tensor in which records show unprotected"
                 f" ({name}), and what it does by it would show them too; compute with tensors, or"
@@ -233,7 +233,7 @@ class Tracker(TorchFunctionMode):
             raise LocalError(
                 f"the method computes with a tensor that has no memory of its own ({error}), so"
                 " what it is made of cannot be followed; use neither torch.func nor sparse tensors"
-                " in deliver and give"
+                " in deliver and contribute"
             ) from error
 
 
@@ -300,11 +300,11 @@ def taints_to_text(taints: Mapping[str, Taint]) -> str:
     names: dict[Taint, list[str]] = {}
     for name, taint in taints.items():
         # Where records show, it does not matter what else was paid for: one entry for all.
-        kind = PRIVATE if taint.private else taint
+        kind = EXACT if taint.exact else taint
         names.setdefault(kind, []).append(name)
     entries = []
     for taint, tainted in names.items():
-        ids = None if taint.private else sorted(taint.ids)
+        ids = None if taint.exact else sorted(taint.ids)
         entries.append([ids, tainted])
     return json.dumps(entries)
 
@@ -327,7 +327,7 @@ def taints_from_text(text: str) -> dict[str, Taint]:
 def _taint_and_names(entry: Any) -> tuple[Taint, list[Any]]:
     match entry:
         case [None, list() as names]:
-            return PRIVATE, names
+            return EXACT, names
         case [list() as ids, list() as names] if all(type(each) is int for each in ids):
             return paid(*ids), names
     raise ValueError(f"no taint: {entry!r}")

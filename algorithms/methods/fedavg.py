@@ -67,7 +67,7 @@ class FedAvg(Method):
         """
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model with its weight: the base publishes the mean that the Sum computes."""
         weight = 1.0
         if self.options.weights == "samples":

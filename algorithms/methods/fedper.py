@@ -46,7 +46,7 @@ class FedPer(Method):
         """Train both parts together."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
         # (2)
         return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}

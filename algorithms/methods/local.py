@@ -60,6 +60,6 @@ class Local(Method):
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Nothing."""
         return {}

@@ -201,7 +201,7 @@ class PFedSim(Method):
         """ClientUpdate of Algorithm 2: both parts together, in both phases."""
         return (self.stage("extractor", "classifier"),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
         if facts.round < self.warmup:
             model = self.flat(state, "extractor", "classifier")

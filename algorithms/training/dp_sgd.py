@@ -240,7 +240,7 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
     # The first record is the same in both pairs, and so must be its loss.
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
-        # Both times dropout draws the same, and training goes on as if nothing had been drawn.
+        # Both times dropout draws the same, and training continues as if nothing had been drawn.
         with torch.random.fork_rng(devices=[]):
             # NaN does not equal itself, so it is replaced.
             alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())

@@ -93,7 +93,7 @@ class Side(Protocol):
         """
         ...
 
-    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
+    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each of their tensors and ``@weight``.
 
         They are for all parts of ``Job.up`` except the metrics.
@@ -149,9 +149,9 @@ class ClearRound:
         """The state, unchanged."""
         return state
 
-    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
+    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions; a plain job has no taints."""
-        return self._method.give(state, self.facts), {}
+        return self._method.contribute(state, self.facts), {}
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """The exact test counts; a plain job has no taints."""

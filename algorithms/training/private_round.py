@@ -43,7 +43,7 @@ from ..job.privacy import (
     whole_sigma,
 )
 from ..job.privacy_table import PRESENT, PrivacyTable
-from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
+from ..leaks.taint import EXACT, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Method
 from ..models.functional import mapped
@@ -258,7 +258,7 @@ class PrivateRound:
         return _Shown({part: held for part, held in state.parts.items() if part not in hidden})
 
     def _is_private_part(self, name: str) -> bool:
-        return name.startswith("part/") and self._taints[name].private
+        return name.startswith("part/") and self._taints[name].exact
 
     def _check_effort(self, noisy: Sequence[Stage]) -> None:
         """LocalError for more steps than the method declared, which is all that is paid for."""
@@ -292,21 +292,21 @@ class PrivateRound:
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
         for part in stage.trains:
             for name, _ in handed[part].named_parameters():
-                self._taints[f"part/{part}/{name}"] = PRIVATE if stage.noiseless else found
+                self._taints[f"part/{part}/{name}"] = EXACT if stage.noiseless else found
             # DP-SGD puts noise on parameters alone; a buffer that moved, such as running
             # statistics, has the records in it as they are.
             for name, buffer in handed[part].named_buffers():
                 if not torch.equal(buffer, before[f"{part}.{name}"]):
-                    self._taints[f"part/{part}/{name}"] = PRIVATE
+                    self._taints[f"part/{part}/{name}"] = EXACT
 
     def keep(self, state: SiloState) -> SiloState:
         """The state after training, with its taints.
 
         A tensor without a known taint counts as private.
         """
-        return replace(state, taints={name: self._taints.get(name, PRIVATE) for name in state.flat})
+        return replace(state, taints={name: self._taints.get(name, EXACT) for name in state.flat})
 
-    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
+    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each tensor of them.
 
         The egress gate rejects private tensors. The taints of the others name the reservations that
@@ -316,7 +316,7 @@ class PrivateRound:
         held = _entered(tracker, state)
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
         with tracker:
-            contributions = self._method.give(held, facts)
+            contributions = self._method.contribute(held, facts)
         taints: ContributionTaints = {}
         for part, contribution in contributions.items():
             taints[part] = self._taints_of(tracker, contribution)

@@ -1,8 +1,8 @@
-"""One silo's round: deliver, train, give. The simulator and the silo agent run this same function.
+"""One silo's round: deliver, train, contribute.
 
-So a federation gives bit for bit what its simulation gave, on one machine type at one thread. A
-round of a private job takes the same course; what it does otherwise at each place is
-private_round.py's.
+The simulator and the silo agent run this same function. So a federation gives bit for bit what its
+simulation gave, on one machine type at one thread. A round of a private job takes the same course;
+what it does otherwise at each place is private_round.py's.
 """
 
 from collections.abc import Callable, Mapping
@@ -134,27 +134,25 @@ def local_round(
         match stage:
             case Survey():
                 side.survey(stage, modules, train_data)
-                continue
             case Change(change):
                 # The modules take the values that the change has made.
                 state = change(to_state(modules, state), side.facts)
                 load_values(modules, state, device)
-                continue
-        # Each stage has its own stream, so two stages do not draw the same batches.
-        rng = stage_stream(method, job, client, round_, number)
-        reachable = handed(modules, stage)
-        # DP-SGD adds no noise to running statistics, so a private round must see which moved.
-        before = _buffers(reachable)
-        try:
-            loss = train(
-                reachable, stage, train_data, size, rng, side.way(stage), cancelled, counter
-            )
-        # The caller tells these two apart by their class, so they pass unchanged.
-        except (CancelledError, ExhaustedError):
-            raise
-        except LocalError as error:
-            raise LocalError(f"round {round_} at silo {client!r}: {error}") from error
-        side.trained(stage, reachable, before)
+            case Stage():
+                # Each stage has its own stream, so two stages do not draw the same batches.
+                rng = stage_stream(method, job, client, round_, number)
+                where = f"round {round_} at silo {client!r}"
+                loss = _trained(
+                    side,
+                    stage,
+                    handed(modules, stage),
+                    train_data,
+                    size,
+                    rng,
+                    where,
+                    cancelled,
+                    counter,
+                )
 
     # The step is kept with the state: later deliveries are measured by it.
     trained = side.keep(to_state(modules, state))
@@ -165,11 +163,36 @@ def local_round(
     counts = (len(train_data), len(test_data), correct_delivered, correct_trained)
     report = RoundReport(round_, *counts, loss)
 
-    contributions, taints = side.give(trained)
+    contributions, taints = side.contribute(trained)
     seen, of_seen = side.metrics(metrics(report))
     return RoundOutcome(
         trained, {**contributions, METRICS.name: seen}, report, taints | of_seen, side.spending
     )
+
+
+def _trained(
+    side: Side,
+    stage: Stage,
+    modules: Modules,
+    data: Dataset,
+    batch_size: int,
+    rng: np.random.Generator,
+    where: str,
+    cancelled: Callable[[], bool],
+    count: Callable[[], None],
+) -> float:
+    """Train the modules that one stage reaches, in place; returns its loss."""
+    # DP-SGD adds no noise to running statistics, so a private round must see which moved.
+    before = _buffers(modules)
+    try:
+        loss = train(modules, stage, data, batch_size, rng, side.way(stage), cancelled, count)
+    # The caller tells these two apart by their class, so they pass unchanged.
+    except (CancelledError, ExhaustedError):
+        raise
+    except LocalError as error:
+        raise LocalError(f"{where}: {error}") from error
+    side.trained(stage, modules, before)
+    return loss
 
 
 def stage_stream(
@@ -400,7 +423,7 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
 
     They are exact; a private job uses ``noisy_facts``.
     """
-    # On the host, where ``deliver`` and ``give`` compute.
+    # On the host, where ``deliver`` and ``contribute`` compute.
     return Facts(
         client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
     )

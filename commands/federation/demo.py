@@ -5,6 +5,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,13 +24,14 @@ from ...security.ledger.messages import summary
 from ...security.ledger.reconcile import reconcile
 from ...security.log.head import own_log_key
 from ...silo import config
-from ...silo.admission import budget as spent
+from ...silo.admission import budget as silo_budget
 from ..console import printer
 from ..console.job_example import MODEL, SETTINGS
 from ..console.printer import PrintedTable, Progress, Screen, TaskID
 from ..policy.visibility import seen
 from ..privacy.noise import noise
 from . import local_federation
+from .demo_picture import MethodResult, svg
 from .processes import ChildProcess, running
 
 SEED = 7
@@ -44,6 +46,7 @@ TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hol
 BASELINES = ("local", "fedavg")
 START_SECONDS = 120.0
 SILENCE_SECONDS = 300.0
+PICTURE = "result.svg"
 
 
 def demo(
@@ -168,6 +171,7 @@ class Demo:
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
+        self._draw(names)
         if self._epsilon is not None:
             self._show_budgets()
         self._screen.show(f"{time.monotonic() - started:.0f} s in all.")
@@ -286,8 +290,7 @@ class Demo:
         tested = 0
         for silo in self._federation.silos:
             reports = self._reports(silo, names)
-            # Each method says which of its models a silo keeps in the end.
-            correct = [report["final"][f"correct_{report['product']}"] for report in reports]
+            correct = list(map(_correct, reports))
             # The same for all jobs: the split follows from the silo's own key, not from the job.
             final = reports[0]["final"]["tested"]
             tested += final
@@ -300,10 +303,32 @@ class Demo:
         right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
         printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
 
+    def _draw(self, names: Sequence[str]) -> None:
+        """Draw accuracies and bytes that left into ``result.svg`` of the demo's folder."""
+        reports = {silo: self._reports(silo, names) for silo in self._federation.silos}
+        left: dict[str, Counter[str]] = {name: Counter() for name in names}
+        for silo in self._federation.silos:
+            for (job, part), total in summary(ledger_folder(self._federation.state(silo))).items():
+                # Heartbeats belong to no job.
+                if job in left:
+                    left[job][part] += total.bytes
+        results = [
+            MethodResult(
+                method,
+                {silo: _correct(reports[silo][at]) for silo in self._federation.silos},
+                left[name],
+            )
+            for at, (method, name) in enumerate(zip(self._methods, names, strict=True))
+        ]
+        tested = {silo: own[0]["final"]["tested"] for silo, own in reports.items()}
+        path = self._federation.folder / PICTURE
+        path.write_bytes(svg(results, tested))
+        self._screen.show(f"A picture of this: {path}")
+
     def _show_budgets(self) -> None:
         """What the jobs cost each silo's data set, from its budget."""
         for silo in self._federation.silos:
-            for found in spent.read(config.load(self._federation.silo_config(silo))):
+            for found in silo_budget.read(config.load(self._federation.silo_config(silo))):
                 # Nothing was spent, so no budget was opened.
                 if (budget := found.budget) is None:
                     continue
@@ -351,3 +376,8 @@ class Demo:
         )
         printer.show(*verdicts)
         return sound
+
+
+def _correct(report: Mapping[str, Any]) -> int:
+    """Test records that a silo's final model got right; each method says which model that is."""
+    return int(report["final"][f"correct_{report['product']}"])

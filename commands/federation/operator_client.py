@@ -78,7 +78,7 @@ class Operator:
         return cast("pb.JobStatus", self._call(self._stub.Stop, pb.JobRequest(job=job)))
 
     def resume(self, job: str) -> pb.JobStatus:
-        """Let a stopped job go on."""
+        """Resume a stopped job."""
         return cast("pb.JobStatus", self._call(self._stub.Resume, pb.JobRequest(job=job)))
 
     def watch(self, job: str) -> Iterator[pb.JobReport]:

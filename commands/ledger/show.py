@@ -184,7 +184,7 @@ def summary(
 
     With --roster check the receipts too.
 
-    The taint says what tensors were computed from. "private": records, without noise. "dp":
+    The taint says what tensors were computed from. "exact": records, without noise. "noised":
     records, with noise that the data set's privacy budget paid for; the last lines say how much of
     the budget is spent. "public": none of this silo's records. A message without a digest counts
     with all the bytes that it declared. Exit code 1 if a receipt is not what the coordinator
@@ -208,7 +208,7 @@ def summary(
     else:
         _print_totals(folder, totals)
         if rosters.each:
-            printer.show(rosters.vouchers, receipts.told)
+            printer.show(rosters.vouchers, receipts.summary)
 
     # the totals are shown all the same: they are of the silo's own records
     if receipts.problems:
@@ -329,11 +329,11 @@ def _outcome(message: LedgerMessage) -> Iterator[str]:
 
 
 def _taints(intent: Intent) -> dict[str, dict[str, None]]:
-    """The parts of each taint; nothing where all is private, as in a job without [privacy]."""
+    """The parts of each taint; nothing where all is exact, as in a job without [privacy]."""
     found: dict[str, dict[str, None]] = {}
     for tensor in intent.tensors:
         found.setdefault(tensor.taint, {})[tensor.part] = None
-    if found.keys() == {"private"}:
+    if found.keys() == {"exact"}:
         return {}
     return found
 

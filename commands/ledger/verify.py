@@ -150,7 +150,7 @@ def _print(checked: _Checked) -> None:
     if checked.rosters.vouchers:
         printer.show(checked.rosters.vouchers)
     if checked.receipts:
-        printer.show(checked.receipts.told)
+        printer.show(checked.receipts.summary)
 
     # SEQ:LEAF, as --known takes it: whoever keeps this line can hold the ledger to it
     head = "none"

@@ -159,7 +159,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     yield unbounded(plan)
     yield _looked_at(policy)
     if job.privacy is not None:
-        yield from budget_text.told(job, policy)
+        yield from budget_text.budget_lines(job, policy)
     yield _declaration(job, silo)
     yield _census(job)
     yield _trust(plan, policy, outflows)

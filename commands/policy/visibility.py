@@ -38,7 +38,7 @@ def seen(job: Job) -> str:
     else:
         reads = [f"the sums over {sets}"]
 
-    # a class that few silos hold would show them; those in league know their own share of it
+    # a class that few silos hold would show them; those who collude know their own share of it
     if job.counted:
         enough = job.min_holders + job.security.colluders
         reads.append(f"no row of a class that fewer than {enough} of them hold")

@@ -93,7 +93,7 @@ def _together(jobs: Sequence[Job], delta: float) -> Decimal:
     return min(Decimal(shown(cost(spends, delta))), most)
 
 
-def told(job: Job, policy: Policy) -> Iterator[str]:
+def budget_lines(job: Job, policy: Policy) -> Iterator[str]:
     """Sentences on the cost of a private job and on what the policy allows.
 
     The budget itself is not read.

@@ -137,11 +137,11 @@ def _protected(view: LedgerOverview) -> str:
     taints: Counter[str] = Counter()
     for message in view.messages:
         taints.update(tensor.taint for tensor, _ in message.intent.leaving)
-    if not taints["dp"]:
+    if not taints["noised"]:
         return ""
-    bare = f"{taints['private']:,} computed from records without noise"
+    bare = f"{taints['exact']:,} computed from records without noise"
     tensors = (
-        f"{number(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public,"
+        f"{number(taints['noised'], 'tensor')} differentially private, {taints['public']:,} public,"
         f" {bare}"
     )
     return f"The silo's software states: {tensors} (section 8). "

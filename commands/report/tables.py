@@ -136,7 +136,7 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
     rows = []
     for (job, taint), t in found.items():
         payments = []
-        if taint == "dp":
+        if taint == "noised":
             payments = [f"{name}: {spans(ids)}" for name, ids in paid.get(job, {}).items()]
         taint_row = TaintRow(
             job=job,
@@ -230,7 +230,7 @@ class Cohorts:
 
     smallest: int  # silos
     largest: int
-    # rounds whose cohort was another one than the round's before in which this silo gave
+    # rounds whose cohort was another one than the round's before in which this silo contributed
     changes: int
     sizes: tuple[tuple[int, str], ...]  # silos, rounds; empty where all are of one size
     members: Listed[tuple[str, str]]  # names, rounds; the newest cohort last

@@ -92,12 +92,12 @@ class Lines:
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell, self._clock, self._pace = tell, clock, Pace(clock)
-        self._name, self._rounds, self._seen, self._told = "", 0, "", 0.0
+        self._name, self._rounds, self._seen, self._shown_at = "", 0, "", 0.0
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or resumes."""
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
-        self._pace, self._told = Pace(self._clock), self._clock()
+        self._pace, self._shown_at = Pace(self._clock), self._clock()
         state = f"resumes after round {rounds}" if rounds else "begins"
         # A finished run is not run again: no line.
         if rounds < run.job.rounds:
@@ -116,8 +116,8 @@ class Lines:
         now = self._clock()
         # The last line has the result, so it is always written.
         last = rounds == self._rounds
-        if last or now - self._told >= EVERY_SECONDS:
-            self._told = now
+        if last or now - self._shown_at >= EVERY_SECONDS:
+            self._shown_at = now
             line = f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}"
             if not last:
                 line += f", {self._pace.left(self._rounds - rounds)} left"

@@ -31,7 +31,7 @@ from ...security.identity.signers import Signers
 from ..storage.database import StoredHidden
 from ..storage.replay_log import NO_SESSION
 
-Place = tuple[int, str, str]  # round, part, silo
+UploadKey = tuple[int, str, str]  # round, part, silo
 
 CONTEXT_BYTES = 32
 # Of a part in one round, while this process lives: each is a record of our ledger.
@@ -70,7 +70,7 @@ class HiddenUploadStore:
         }
         self._federation, self._roster = roster.federation, digest
         self._here = {(each.round, each.part, each.silo): _here(each) for each in stored}
-        self._taken: Counter[Place] = Counter()
+        self._taken: Counter[UploadKey] = Counter()
 
     # What rounds await.
 

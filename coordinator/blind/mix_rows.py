@@ -2,7 +2,7 @@ r"""Rows of a Mix that is blind: which of them recipients get, and their words a
 
 A row is a document over padded uploads that are stored here (security/blind/mix_row.py); its words
 are added up from them while they are sent, piece by piece. Whether a recipient may have it is asked
-before it is made: if not, the silo goes on as if nobody were alike. What a recipient's rows were
+before it is made: if not, the silo continues as if nobody were alike. What a recipient's rows were
 made of is kept by part (``RowMemory``, table ``mixed``) before a row is sent or put aside; the same
 row is made again whenever it is asked for.
 
@@ -155,7 +155,7 @@ def put_aside(before: Sequence[PlannedRow], planned: PlannedRow) -> bytes | None
         return None
     asides = [
         {
-            "document": each.row.payload().decode(),
+            "document": each.row.signed_bytes().decode(),
             "keep": repr(each.keep),
             "signature": each.signature.hex(),
         }
@@ -190,7 +190,7 @@ def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
     # Tags are linear: combined with the row's integers, they give the row's tag (SECURITY.md 8).
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(
-        planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep
+        planned.part, planned.row.signed_bytes(), planned.signature, summands, tag, planned.keep
     )
 
 

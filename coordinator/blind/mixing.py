@@ -17,13 +17,13 @@ from ...security.blind.mix_row import RowMemory
 from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.signers import Sign
-from ..storage.database import Place, StoredJob
+from ..storage.database import FileKey, StoredJob
 from ..storage.store import JobStore, padded_words, rotated_vectors
 from .directed_rows import Directed
 from .hidden_uploads import HiddenUploadStore
 from .mix_rows import Memories, PlannedRow, Planning, aside, put_aside, words
 
-Changes = Mapping[Place, str | None]
+Changes = Mapping[FileKey, str | None]
 
 
 class Mixing:

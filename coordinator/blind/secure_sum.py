@@ -9,7 +9,7 @@ the stored rows are replayed into the same lists; the shell does nothing a secon
 
     an attempt  ends when                                   then
     done        its sum is open                             ``summed``
-    ended       too few are left, or masks do not come off  ``failed``, once enough silos gave it up
+    ended       too few are left, or masks do not come off  ``failed``, once enough abandoned it
                                                             for good, all of them did, or
                                                             ``secure_seconds`` are over; at once
                                                             where no masked words may have left
@@ -33,7 +33,7 @@ from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.secagg_received import DeliveryBody, SecaggDelivery, SignedSpec
 from ...proto.convert.secagg_sent import (
-    ENVELOPE,
+    MALFORMED,
     Attempt,
     Over,
     SecaggUpload,
@@ -131,7 +131,7 @@ class SecureSum:
             raise LocalError("no attempt was begun; this is a bug in Staddle")
         return self._states[-1].spec
 
-    def told(self, silo: str, had: int) -> SecaggDelivery | None:
+    def next_message(self, silo: str, had: int) -> SecaggDelivery | None:
         """The next message for a silo that has received ``had``; None where there is none yet."""
         messages = self._lists[silo]
         # A message is durable before it is sent, so an honest silo never had more.
@@ -172,7 +172,7 @@ class SecureSum:
         self._enter(state, effects)
         self._call_shell(effects)
 
-    def give(self, silo: str, message: pb.SecureUpload) -> None:
+    def accept(self, silo: str, message: pb.SecureUpload) -> None:
         """Take a message from a silo; the steps run in order. RefusedError says why not.
 
         The message is durable when this returns. A silo whose answer was lost may send the same
@@ -231,7 +231,7 @@ class SecureSum:
         try:
             upload = secagg_upload_from_wire(silo, message)
         except RefusedError as error:
-            if error.code == ENVELOPE:
+            if error.code == MALFORMED:
                 raise
             if number == self.attempt:
                 self.drop(silo, _said(error.code))
@@ -442,7 +442,7 @@ class SecureSum:
         for effect in effects:
             self._done_once.get(type(effect), _ignore)(effect)
         if effects:
-            self._shell.told()
+            self._shell.wake()
 
     def _tell(self, silos: Sequence[str], body: DeliveryBody) -> None:
         delivery = SecaggDelivery(self._named(self.attempt), body)

@@ -37,7 +37,7 @@ class Shell(Protocol):
         job.
         """
 
-    def told(self) -> None:
+    def wake(self) -> None:
         """Wake silos that wait: lists have grown, or who may upload has changed."""
 
     def watch(self, attempt: int, stage: str) -> None:

@@ -9,7 +9,7 @@ every specification until then.
 
 As a row of table ``secure``, of kind "settled"::
 
-    {"silos":["a","b"],"told":"1a4f…"}
+    {"silos":["a","b"],"spec":"1a4f…"}
 
 with the notes and survivors as a ``SignedSpec`` of proto/secure.proto has them, in hex.
 """
@@ -64,7 +64,7 @@ def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     """
     last = states[-1]
     # Masked words may have left from all of U1 once U2 was delivered.
-    trained = {silo for state in states if state.told for silo in state.u1}
+    trained = {silo for state in states if state.u2_sent for silo in state.u1}
     away = trained.difference(last.u3)
     if not away:
         return None
@@ -72,7 +72,7 @@ def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     # Of an attempt that ended, enough abandon notes show that its sum cannot be opened.
     notes: list[Abandon] = []
     for state in states[:-1]:
-        if state.told and not state.notes_missing:
+        if state.u2_sent and not state.notes_missing:
             notes += _first(state.notes, state.notes_needed)
 
     # Of the one that was opened, its survivors and their signatures show who is not in the sum.
@@ -95,16 +95,16 @@ def dumped(kept: SettledRound) -> ReplayEntry:
     Notes are sorted, so that the same settled round gives the same bytes.
     """
     notes = tuple(sorted(kept.notes, key=lambda note: (note.silo, note.signature)))
-    told = spec_to_wire(SignedSpec(DOCUMENT, SIGNATURE, notes, (), kept.shown))
-    body = {"silos": list(kept.silos), "told": told.SerializeToString(deterministic=True).hex()}
+    spec = spec_to_wire(SignedSpec(DOCUMENT, SIGNATURE, notes, (), kept.shown))
+    body = {"silos": list(kept.silos), "spec": spec.SerializeToString(deterministic=True).hex()}
     return ReplayEntry(0, SETTLED, "", canonical_json(body))
 
 
 def loaded(row: ReplayEntry) -> SettledRound:
     """The settled round of a row that ``dumped`` made."""
     kept = parse_json(row.body, "a row of table secure in coordinator.sqlite")
-    told = spec_from_wire(pb.SignedSpec.FromString(bytes.fromhex(kept["told"])))
-    return SettledRound(tuple(kept["silos"]), told.notes, told.shown)
+    spec = spec_from_wire(pb.SignedSpec.FromString(bytes.fromhex(kept["spec"])))
+    return SettledRound(tuple(kept["silos"]), spec.notes, spec.shown)
 
 
 def brought(

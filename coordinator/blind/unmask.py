@@ -47,7 +47,7 @@ from ...security.blind.plan import RoundPlan
 from ...security.blind.sum import Bounds, folded, group
 from ...security.identity.keys import Hex32, Id
 from ...security.secagg.coordinator_events import Open
-from ...security.secagg.gram_pieces import payload_bytes
+from ...security.secagg.gram_pieces import message_bytes
 from ...security.secagg.masked_sum import Accumulator, chunks, opened_group
 from ...security.secagg.shared_gram import Compared, dequantise, squares
 from ...security.secagg.spec import RoundSpec, specify
@@ -110,7 +110,7 @@ class KeptSum:
                 yield memoryview(buffer)[:size]
 
 
-def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
+def open_sum_file(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
     """The bytes of a file of words, piece by piece; each is hashed while it is written.
 
     The claim comes last, since it has the digest of the words.
@@ -172,7 +172,7 @@ def masked_bytes(plan: RoundPlan) -> int:
     LocalError for a job whose sums are impossible.
     """
     frame = plan.frame("none", NO_DIGEST, NO_DIGEST)
-    return payload_bytes(specify(frame, plan.job.cohort(plan.round), 0))
+    return message_bytes(specify(frame, plan.job.cohort(plan.round), 0))
 
 
 def open_sum(
@@ -250,10 +250,10 @@ def _write_words(
             continue
         # Each group has its own tag, which goes down with its words.
         tag = tag_of(opening.tags, index, len(spec.groups))
-        claim = Claim(spec.payload(), keep.signature, opening.survivors, tag)
+        claim = Claim(spec.signed_bytes(), keep.signature, opening.survivors, tag)
         numbers = (words for group, words in accumulator.numbers() if group == index)
         name = summed_words(spec.round, own.name)
-        store.write_aside(name, kept_words(claim, numbers))
+        store.write_aside(name, open_sum_file(claim, numbers))
         written[own.name] = kept_sum(own.name, store.path(name), own.nbytes).sha256.hex()
     return written
 
@@ -290,7 +290,7 @@ class OpenedSums:
         self._round = round_
         self._bounds = bounds
 
-    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
+    def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """Never called: silos mask their contributions themselves."""
         raise LocalError(f"part {part.name!r} is uploaded blind; this is a bug in Staddle")
 

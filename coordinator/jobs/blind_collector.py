@@ -20,7 +20,7 @@ from ...proto.convert.secagg_messages import proofs_to_wire
 from ...proto.convert.secagg_received import SecaggDelivery
 from ...proto.wire import check_manifest
 from ...security.blind.mix_row import RowMemory
-from ...security.secagg.gram_pieces import payload_bytes
+from ...security.secagg.gram_pieces import message_bytes
 from ..blind import settled
 from ..blind.directed_rows import row_words
 from ..blind.mix_rows import PlannedRow, mixed, prekey_word
@@ -32,7 +32,7 @@ from ..rounds.machine import JobState
 from ..storage.database import StoredHidden, StoredJob
 from ..storage.store import masked_words, opened_sum, summed_words
 from .collector import (
-    Beside,
+    Attachments,
     Collector,
     DeliveredWords,
     ExpectedUpload,
@@ -56,12 +56,12 @@ class BlindCollector(Collector):
     """
 
     def __init__(
-        self, means: SumResources, host: DaemonCalls, run: JobRun, stored: StoredJob
+        self, resources: SumResources, daemon: DaemonCalls, run: JobRun, stored: StoredJob
     ) -> None:
         super().__init__(run.job)
-        self._host, self._means, self._run = host, means, run
-        self._database = means.database
-        self._mixing = Mixing(run.plan, means.roster, means.keys.sign, stored, run.store)
+        self._daemon, self._resources, self._run = daemon, resources, run
+        self._database = resources.database
+        self._mixing = Mixing(run.plan, resources.roster, resources.keys.sign, stored, run.store)
         self._hidden = self._mixing.hidden
         self._runner: SecureSumRunner | None = None  # of the open round, once it was begun
         self._before: SecureSum | None = None  # silos may still ask what came of it
@@ -96,7 +96,7 @@ class BlindCollector(Collector):
     def _opened(self) -> SecureSumRunner:
         """The runner of the open round, made when it is first needed."""
         if self._runner is None:
-            self._runner = SecureSumRunner(self._host, self._means, self._run)
+            self._runner = SecureSumRunner(self._daemon, self._resources, self._run)
         return self._runner
 
     # After a restart.
@@ -106,7 +106,7 @@ class BlindCollector(Collector):
         run = self._run
         # The process may have ended before the job's uploads were removed.
         if run.state.expired:
-            with self._host.writing():
+            with self._daemon.writing():
                 self._database.expire_hidden(run.job.name)
             self.expire()
         if run.state.cohort:
@@ -146,7 +146,7 @@ class BlindCollector(Collector):
         summing = self.summing
         if summing is not None and summing.round == round_ and summing.attempt >= 0:
             # Its cohort may have fewer silos than the job draws.
-            return payload_bytes(summing.spec)
+            return message_bytes(summing.spec)
         return masked_bytes(self._run.plan.round(round_))
 
     def _parts(self, round_: int) -> dict[str, int]:
@@ -205,7 +205,7 @@ class BlindCollector(Collector):
             return store.keep(silo, round_, path, masked=True)
         name = name_of(part, round_, silo)
         if self._hidden.has(round_, part.name, silo):
-            with self._host.writing():
+            with self._daemon.writing():
                 self._database.drop_hidden(self._job.name, [name])
             self._hidden.let_go([name])
         return store.keep_as(name, path)
@@ -224,12 +224,12 @@ class BlindCollector(Collector):
         hidden = StoredHidden(
             upload.round, upload.name, silo, upload.context, stored.file, stored.size, sha256
         )
-        with self._host.writing():
+        with self._daemon.writing():
             again()
             self._database.add_hidden(self._job.name, hidden)
         self._hidden.take(hidden)
         stored.committed()
-        self._host.let_go()
+        self._daemon.let_go()
 
     def counts(self, silo: str, round_: int, part: str) -> bool:
         """True unless the upload belongs to an earlier attempt of the open round.
@@ -264,7 +264,7 @@ class BlindCollector(Collector):
             raise not_awaited(silo, job, version.round)
         # All checks come first, since a signed row is never replaced.
         self._hidden.check(silo, word)
-        with self._host.writing():
+        with self._daemon.writing():
             self._database.sign_hidden(job.name, version.round, word.part, silo, body)
         self._hidden.sign(word)
 
@@ -293,10 +293,10 @@ class BlindCollector(Collector):
         """
         # Slow silos fetch the result of a round when the next one is open already.
         before = self._closed(round_)
-        if before is not None and (found := before.told(silo, had)) is not None:
+        if before is not None and (found := before.next_message(silo, had)) is not None:
             return found
         summing, stage = self.sum_of(silo, round_), self._run.state.stage
-        found = summing.told(silo, had)
+        found = summing.next_message(silo, had)
         # Nobody waits in a round that an operator may not resume for days.
         if found is None and stage in ("stopped", "queued") and not summing.goes_on:
             raise RefusedError(
@@ -306,16 +306,16 @@ class BlindCollector(Collector):
 
     # What goes down.
 
-    async def beside(self, round_: int, silo: str) -> Beside:
+    async def attachments(self, round_: int, silo: str) -> Attachments:
         """Sums and rows in words, and prekeys to seal to.
 
         The memory of the recipient's rows is durable when this returns. Words are read piece by
         piece while they are sent.
         """
-        run, host = self._run, self._host
+        run, daemon = self._run, self._daemon
         rows = self._rows(round_, silo)
         prekeys = self._prekeys(round_, silo)
-        with host.reading(run, silo):
+        with daemon.reading(run, silo):
             sums = run.sums(round_, silo)
             deliveries = run.deliveries(round_, silo)
             directed = self._mixing.directed.rows(deliveries, run.job.down(round_), silo)
@@ -332,7 +332,7 @@ class BlindCollector(Collector):
         wired = [mixed_to_wire(each.mixed()) for each in directed]
         if rows:
             wired = await asyncio.to_thread(_wired, rows)
-        return Beside(
+        return Attachments(
             rows=wired,
             prekeys=await asyncio.to_thread(_prekeys, silo, prekeys) if prekeys else (),
             sums=[sum_to_wire(each.part, each.claim) for each in sums],
@@ -349,14 +349,14 @@ class BlindCollector(Collector):
     def _rows(self, round_: int, silo: str) -> list[SignedRow]:
         """The rows that go down; what a recipient's rows were made of is durable before."""
         run = self._run
-        with self._host.reading(run, silo):
+        with self._daemon.reading(run, silo):
             planned, memories = self._mixing.rows(
                 run.deliveries(round_, silo), run.job.down(round_), silo
             )
         # Before a word of them leaves: after a crash the recipient might otherwise get other rows
         # over the same versions, which together show more (SECURITY.md 4).
         if memories:
-            with self._host.writing():
+            with self._daemon.writing():
                 self._database.save_memories(run.job.name, memories)
             self._mixing.remember(memories)
         words = partial(self._database.signed, run.job.name)

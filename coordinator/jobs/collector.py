@@ -82,7 +82,7 @@ class DeliveredWords:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Attachments:
     """All that goes down to a silo next to tensors.
 
     All fields are empty in a plain job. ``proofs`` show who may be missing from sums and rows.
@@ -217,13 +217,13 @@ class Collector(ABC):
 
         RefusedError ROUND_CLOSED for a round without a sum.
         """
-        return self.sum_of(silo, round_).told(silo, had)
+        return self.sum_of(silo, round_).next_message(silo, had)
 
     # What goes down.
 
-    async def beside(self, round_: int, silo: str) -> Beside:
+    async def attachments(self, round_: int, silo: str) -> Attachments:
         """All that goes down next to tensors, once what has to be durable before is written."""
-        return Beside()
+        return Attachments()
 
     # The end of a round.
 

@@ -19,7 +19,7 @@ from ...security.blind.sum import group
 from .. import heap
 from ..blind.unmask import KeptSum, kept_sum
 from ..rounds.events import Event
-from ..storage.database import Place, StoredJob
+from ..storage.database import FileKey, StoredJob
 from ..storage.spool import Spool, SpooledUpload
 from ..storage.store import JobStore
 from .collector import Collector, HiddenLeft, not_awaited
@@ -35,7 +35,7 @@ class FoldResult:
 
     metrics: dict[str, int]
     method: CoordinatorState
-    files: Mapping[Place, str | None]
+    files: Mapping[FileKey, str | None]
     digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
     left: HiddenLeft
 

@@ -18,9 +18,9 @@ from .job_run import DaemonCalls, JobRun
 class PlainCollector(Collector):
     """All that it has to remember is in the job's state and in the database."""
 
-    def __init__(self, host: DaemonCalls, run: JobRun, stored: StoredJob) -> None:
+    def __init__(self, daemon: DaemonCalls, run: JobRun, stored: StoredJob) -> None:
         super().__init__(run.job)
-        self._host, self._run = host, run
+        self._daemon, self._run = daemon, run
         self.exchanges = PLAIN
         self.largest_upload = max(map(self.upload_bytes, run.job.phase_starts))
         state = stored.state
@@ -58,7 +58,7 @@ class PlainCollector(Collector):
         """The upload counts as an event of the job."""
         # The fold checks the file against this digest.
         event = UploadStored(silo, upload.round, stored.digests.total.hex())
-        self._host.apply(self._run, event, stored.record, stored.committed)
+        self._daemon.apply(self._run, event, stored.record, stored.committed)
 
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
         """DamagedError where the disk changed an upload: its silo may be asked for it again."""

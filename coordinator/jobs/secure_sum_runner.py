@@ -52,14 +52,14 @@ class SumResources:
 class SecureSumRunner:
     """The shell of one round's ``SecureSum``, which it makes from what is kept of it."""
 
-    def __init__(self, host: DaemonCalls, means: SumResources, run: JobRun) -> None:
+    def __init__(self, daemon: DaemonCalls, resources: SumResources, run: JobRun) -> None:
         job = run.job
         self.round = run.state.round
         self._plan = run.plan.round(self.round)
         notes, shown = settled.brought(
-            [settled.loaded(row) for _, row in means.database.settled_rows(job.name)]
+            [settled.loaded(row) for _, row in resources.database.settled_rows(job.name)]
         )
-        self._host, self._means, self._run = host, means, run
+        self._daemon, self._resources, self._run = daemon, resources, run
 
         # Evidence of this very round is left out: the rows of its sum bring it to light again.
         setting = SumSetting(
@@ -67,19 +67,21 @@ class SecureSumRunner:
             job_digest=bytes.fromhex(job.digest),
             round=self.round,
             silos=job.silos,
-            signers=Signers.of(means.roster, job.silos),
+            signers=Signers.of(resources.roster, job.silos),
             terms=run.plan.terms,
-            sign=means.keys.sign,
+            sign=resources.keys.sign,
             together=job.together,
             proofs=tuple(
                 each
-                for each in means.database.misdealings(job.name)
+                for each in resources.database.misdealings(job.name)
                 if each.spec.round < self.round
             ),
             notes=notes,
             shown=shown,
         )
-        self.summing = SecureSum(setting, self, means.database.secure_rows(job.name, self.round))
+        self.summing = SecureSum(
+            setting, self, resources.database.secure_rows(job.name, self.round)
+        )
 
     # An attempt begins.
 
@@ -94,13 +96,13 @@ class SecureSumRunner:
             asyncio.get_running_loop().call_later(pause, self._start, effect)
 
     def _start(self, effect: Gather) -> None:
-        self._host.start(self._begin(effect), partial(self._begun, effect))
+        self._daemon.start(self._begin(effect), partial(self._begun, effect))
 
     async def _begin(self, effect: Gather) -> None:
         """Ask the cohort."""
-        roster, job = self._means.roster, self._run.job
+        roster, job = self._resources.roster, self._run.job
         # The specification holds the model's digest, made from the deliveries to the whole cohort.
-        parts, model = self._means.contributions.parts(job), await self._model(effect)
+        parts, model = self._resources.contributions.parts(job), await self._model(effect)
         digest, weights = rosters.digest(roster), self._run.member_weights
         frame = self._plan.frame(roster.federation, digest, model, parts, weights)
         # Survivors who signed an attempt that could not be opened repeat it: only with the same
@@ -118,8 +120,8 @@ class SecureSumRunner:
     def _begun(self, effect: Gather, task: "asyncio.Task[None]") -> None:
         if (error := task.exception()) is not None:
             # Final: the next attempt would have the same deliveries, and fail in the same way.
-            self._host.apply(
-                self._run, SumFailed(self.round, effect.attempt, _told(error), final=True)
+            self._daemon.apply(
+                self._run, SumFailed(self.round, effect.attempt, _reason(error), final=True)
             )
 
     async def _model(self, effect: Gather) -> str:
@@ -160,15 +162,17 @@ class SecureSumRunner:
 
         The daemon stops if the disk fails.
         """
-        with self._host.writing():
-            self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
+        with self._daemon.writing():
+            self._resources.database.add_secure(
+                self._run.job.name, self.round, dumped(attempt, entry)
+            )
             for proof in proofs:
-                self._means.database.add_misdealing(self._run.job.name, proof)
+                self._resources.database.add_misdealing(self._run.job.name, proof)
             also()
 
-    def told(self) -> None:
+    def wake(self) -> None:
         """Wake those who wait."""
-        self._host.tidy()
+        self._daemon.tidy()
 
     def watch(self, attempt: int, stage: str) -> None:
         """Call ``deadline`` when the time of this stage is over.
@@ -178,7 +182,9 @@ class SecureSumRunner:
         """
         whole = self._run.job.round_timeout
         # No step may take longer than the whole round.
-        seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
+        seconds = (
+            whole if stage in WHOLE_ROUND else min(whole, self._resources.timing.secure_seconds)
+        )
         asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
 
     def shares(
@@ -214,7 +220,7 @@ class SecureSumRunner:
         It returns at once; ``opened`` or ``unopened`` of the sum follow in the event loop.
         """
         run, plan = self._run, self._plan
-        signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
+        signature = self._resources.keys.sign(SECAGG_SPEC, spec.signed_bytes())
         keep = Keeping(plan.published, signature)
 
         # Copied here, in the event loop, which changes them.
@@ -225,28 +231,30 @@ class SecureSumRunner:
             return open_sum(run.store, plan.sums, spec, opening, digests, keep)
 
         # In the thread of the folds, so that a sum and a fold are not in memory together.
-        self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
+        self._daemon.start(
+            self._daemon.in_turn(run, self.round, work), partial(self._opened, attempt)
+        )
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:
         if (error := task.exception()) is not None:
             # RefusedError: the sum holds no valid values. Any other error is this machine's.
-            self.summing.unopened(attempt, _told(error), spoiled=isinstance(error, RefusedError))
+            self.summing.unopened(attempt, _reason(error), spoiled=isinstance(error, RefusedError))
         else:
             self.summing.opened(attempt, task.result())
 
     def dropped(self, silo: str, code: str) -> None:
         """Tell the job that a silo has dropped out of the active attempt."""
-        self._host.apply(self._run, SiloFailed(silo, self.round, code))
+        self._daemon.apply(self._run, SiloFailed(silo, self.round, code))
 
     def summed(self, members: tuple[str, ...]) -> None:
         """Tell the job that the sum over these silos is open; it then folds the round."""
-        self._host.apply(self._run, Summed(self.round, members))
+        self._daemon.apply(self._run, Summed(self.round, members))
 
     def failed(
         self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]
     ) -> None:
         """An attempt is over without a sum."""
-        self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
+        self._daemon.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
 
 
 def _digests(items: Sequence[Item], delivery: SiloDelivery, hashed: Hashed) -> list[bytes]:
@@ -266,7 +274,7 @@ def _digests(items: Sequence[Item], delivery: SiloDelivery, hashed: Hashed) -> l
     return found
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Why, for the job's reason."""
     if isinstance(error, RefusedError):
         return error.why

@@ -126,7 +126,7 @@ class FoldFailed:
 
 @dataclass(frozen=True)
 class Damaged:
-    """The disk changed what these silos gave in a round that is to be folded.
+    """The disk changed these silos' contributions to a round that is to be folded.
 
     Only in a plain job, where silos still have their uploads and can repeat them.
     """
@@ -178,7 +178,7 @@ class OperatorStopped:
 
 @dataclass(frozen=True)
 class Resumed:
-    """An operator lets the job go on, when its turn comes again."""
+    """An operator resumes the job, when its turn comes again."""
 
 
 Event: TypeAlias = (
@@ -285,7 +285,7 @@ BATCH = "BATCH"
 BUDGET = "BUDGET"  # the round is over for the silo: asked again, it answers the same
 # what it signed shows that the silo broke the rules: it takes no more part
 GUILTY = (Code.MISDEALT, Code.COMPLAINT)
-# by evidence that the other silos of its batch are shown: sums of the batch go on without it
+# by evidence that the other silos of its batch are shown: sums of the batch continue without it
 PROVEN = Code.MISDEALT
 WORDS = {
     BATCH: "with its batch a sum was beyond what silos may give",

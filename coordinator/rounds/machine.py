@@ -149,7 +149,7 @@ class JobState:
     spoiled: tuple[tuple[str, ...], ...] = ()
     # silos of this round's sums that some may have signed, and are not open
     signed: frozenset[str] = frozenset()
-    attempt: int = 0  # at the sum of this round: the one that goes on, or the next
+    attempt: int = 0  # at the sum of this round: the running one, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
 
@@ -652,17 +652,17 @@ def _damaged(state: JobState, event: Damaged) -> Step:
         return _fail(state, why)
     if not state.given.keys() >= changed:
         return state, ()
-    told = LogEvent(
+    logged = LogEvent(
         "upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason}
     )
     # Undamaged uploads stay.
     given = {silo: state.given[silo] for silo in without(state.given, changed)}
     state = replace(state, stage="round", given=given, again=state.again.union(changed))
     if not state.stopping:
-        return state, (told, StartRoundTimer("round", event.round))
+        return state, (logged, StartRoundTimer("round", event.round))
     # An operator stopped the job while it was folded: it stops in the round that is open again.
     halted, effects = _stopped(replace(state, stopping=False), OperatorStopped())
-    return halted, (told, *effects)
+    return halted, (logged, *effects)
 
 
 # The end of the job.
@@ -679,11 +679,11 @@ def _fail(state: JobState, reason: str) -> Step:
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
     # Admitted silos learn of the end, and fetch the last results of a job that is completed.
     state = replace(_emptied(state), stage="finishing", outcome=outcome, reason=reason)
-    told = LogEvent("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
+    logged = LogEvent("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
     # No silo takes part, so none has to hear of the end first.
     if not state.admitted:
-        return _then(state, (told,), _end)
-    return state, (told, StartRoundTimer("finishing", state.round))
+        return _then(state, (logged,), _end)
+    return state, (logged, StartRoundTimer("finishing", state.round))
 
 
 def _emptied(state: JobState) -> JobState:
@@ -708,8 +708,8 @@ def _end_if_complete(state: JobState) -> Step:
 
 
 def _end(state: JobState) -> Step:
-    told = LogEvent("job.ended", {"outcome": state.outcome, "reason": state.reason})
-    return replace(state, stage="ended"), (told,)
+    logged = LogEvent("job.ended", {"outcome": state.outcome, "reason": state.reason})
+    return replace(state, stage="ended"), (logged,)
 
 
 def _when(holds: bool, state: JobState, follow: Follow) -> Step:

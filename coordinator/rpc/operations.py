@@ -108,14 +108,14 @@ class Operations:
         The first report has all closed rounds, later ones only new rounds. RefusedError STOPPING if
         the coordinator stops first.
         """
-        run, told = self._run(request, context), 0
+        run, reported = self._run(request, context), 0
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
             # Taken before the status is read: a change while it is written wakes the wait at once.
             changed, status = self._daemon.changed, self._status(run)
             if status != before:
-                rounds = self._rounds(run, told)
-                told = max([told, *(closed.round + 1 for closed in rounds)])
+                rounds = self._rounds(run, reported)
+                reported = max([reported, *(closed.round + 1 for closed in rounds)])
                 await context.write(pb.JobReport(status=status, rounds=rounds))
                 before = status
             if run.state.stage == "ended":

@@ -26,7 +26,7 @@ from ...proto.wire import tensor_bytes, to_wire
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
 from ..daemon import Daemon
-from ..jobs.collector import Beside
+from ..jobs.collector import Attachments
 from ..jobs.job_run import JobRun, SiloDelivery
 from ..rounds.events import Answered, Done, SiloFailed
 from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
@@ -204,13 +204,16 @@ class Service:
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
 
         # What a recipient's rows were made of is on disk before a word of them leaves.
-        beside = await run.collector.beside(request.round, silo)
+        attachments = await run.collector.attachments(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
         # In schema order, on which silo and coordinator agree.
         down = [part for part in run.job.down(request.round) if part.name in delivery.tensors]
         items = delivered_items(down)
-        sizes = [*(item.spec.nbytes for item in items), *(each.nbytes for each in beside.words)]
+        sizes = [
+            *(item.spec.nbytes for item in items),
+            *(each.nbytes for each in attachments.words),
+        ]
         size = sum(sizes)
         manifest = tensor.Manifest(
             job=run.job.name,
@@ -218,23 +221,23 @@ class Service:
             round=request.round,
             size=size,
             tensors=to_wire(items),
-            rows=beside.rows,
-            prekeys=beside.prekeys,
-            sums=beside.sums,
-            proofs=beside.proofs,
+            rows=attachments.rows,
+            prekeys=attachments.prekeys,
+            sums=attachments.sums,
+            proofs=attachments.proofs,
         )
 
         # Hashed while it is sent, so nothing is read twice.
-        digester = Digester(sizes, _known(items, delivery, beside))
+        digester = Digester(sizes, _known(items, delivery, attachments))
         tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
-        words = [each.pieces for each in beside.words]
+        words = [each.pieces for each in attachments.words]
 
         # A silo that reads ever more slowly must not keep the tensors in memory.
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
                 async for chunk in _chunks(tensors, words):
-                    digester.update(chunk.payload)
+                    digester.update(chunk.content)
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
@@ -247,12 +250,12 @@ class Service:
             raise RefusedError(
                 silo, "LIMIT", "the delivery was read slower than its size allows"
             ) from None
-        counts = {"sums": len(beside.sums), "rows": len(beside.rows)}
+        counts = {"sums": len(attachments.sums), "rows": len(attachments.rows)}
         some = {name: count for name, count in counts.items() if count}
         log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **some)
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
-        """Take what a silo gives.
+        """Take what a silo uploads.
 
         One stream, from manifest to end frame. The receipt is signed and durable when it leaves.
         """
@@ -288,7 +291,7 @@ class Service:
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.attempt.job, request.attempt.job_digest)
-        run.collector.sum_of(silo, request.attempt.round).give(silo, request)
+        run.collector.sum_of(silo, request.attempt.round).accept(silo, request)
         return secure.SecureTaken()
 
     async def SecureNext(  # noqa: N802
@@ -306,13 +309,13 @@ class Service:
         while True:
             changed = self._daemon.changed_for(silo)
             self._check_session(silo, asked.session)
-            if (told := run.collector.message(silo, asked.round, asked.had)) is not None:
-                return secagg_delivery_to_wire(told)
+            if (message := run.collector.message(silo, asked.round, asked.had)) is not None:
+                return secagg_delivery_to_wire(message)
             if not await self._daemon.woken(silo, changed, until):
                 return secagg_delivery_to_wire(None)
 
     async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
-        """Take what a silo gives to the key of a job.
+        """Take a silo's contribution to the key of a job.
 
         It is durable when the call returns. A second contribution that differs is refused.
         """
@@ -321,7 +324,7 @@ class Service:
         return secure.SecureTaken()
 
     async def GroupKey(self, request: secure.KeyPoll, context: Context) -> secure.KeyReply:  # noqa: N802
-        """Pass on what the other silos gave to the key of a job, once all of them did.
+        """Pass on the other silos' contributions to the key of a job, once all are there.
 
         Each comes with the letter that only this silo can open.
         """
@@ -381,11 +384,13 @@ class Service:
                 return pb.Task(finish=over)
 
 
-def _known(items: Sequence[Item], delivery: SiloDelivery, beside: Beside) -> dict[int, bytes]:
+def _known(
+    items: Sequence[Item], delivery: SiloDelivery, attachments: Attachments
+) -> dict[int, bytes]:
     """Digests that are known already, by place: published tensors and words hash but once."""
     digests = [
         *(delivery.digests.get((item.part, item.spec.name)) for item in items),
-        *(each.sha256 for each in beside.words),
+        *(each.sha256 for each in attachments.words),
     ]
     return {place: sha256 for place, sha256 in enumerate(digests) if sha256 is not None}
 

@@ -2,7 +2,7 @@
 
 When a connection is lost, the bytes that arrived are kept: one upload per silo, while its round
 awaits it and this process lives. The silo asks with Standing and sends the rest; the kept bytes are
-hashed again, so the digests are checked over the whole payload. Nothing stays of an upload that was
+hashed again, so the digests are checked over the whole message. Nothing stays of an upload that was
 refused or took too long.
 """
 
@@ -178,7 +178,7 @@ class Uploads:
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
         """Sizes of what a manifest declares.
 
-        It is open, fits job and disk, and goes on where the bytes here end.
+        It is open, fits job and disk, and continues where the bytes here end.
         """
         # Session and job first: a silo outside the job learns nothing about its rounds.
         run = self._admit(silo, manifest)
@@ -210,7 +210,7 @@ class Uploads:
         return expected.sizes
 
     def _held(self, silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
-        """How many bytes are here of the upload that a manifest goes on with."""
+        """How many bytes are here of the upload that a manifest continues."""
         held = self._daemon.held.get(silo)
         if held is None or not held.fits(run, manifest.round, manifest.part):
             return 0

@@ -7,7 +7,7 @@
                                         something
     or      Beat → asked: A             questions, where B is at work
     silo B  Attest(A, challenge, head)  answered
-    silo A  Poll → Witness(told: B)     waiting
+    silo A  Poll → Witness(from: B)     waiting
 
 The answers are signed, so nothing is checked here but that they were asked for
 (security/log/attestation.py).
@@ -29,7 +29,7 @@ class _Question:
     answered: set[str] = field(default_factory=set)
     # answers of silos that hold nothing, such as those that share no job: others are asked instead
     empty: int = 0
-    answers: list[pb.Attestation] = field(default_factory=list)  # not told yet
+    answers: list[pb.Attestation] = field(default_factory=list)  # not handed out yet
 
     @property
     def wanted(self) -> bool:
@@ -70,10 +70,10 @@ class Attesting:
         """
         asked = self.questions(silo)
         own = self._questions.get(silo)
-        told: list[pb.Attestation] = []
+        attestations: list[pb.Attestation] = []
         if own is not None:
-            told, own.answers = own.answers, []
-        return pb.Witness(asked=asked, told=told) if asked or told else None
+            attestations, own.answers = own.answers, []
+        return pb.Witness(asked=asked, attestations=attestations) if asked or attestations else None
 
     def questions(self, silo: str) -> list[pb.Challenge]:
         """Take the questions about others alone: what goes with a heartbeat.

@@ -32,12 +32,12 @@ from ..rounds.machine import JobState
 from . import table_seals
 from .replay_log import SETTLED, ReplayEntry
 
-Room: TypeAlias = Literal["result", "version", "mail", "words"]
-Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
-Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folder
+FileKind: TypeAlias = Literal["result", "version", "mail", "words"]
+FileKey: TypeAlias = tuple[FileKind, str, str]  # room, part, silo ("" for a result)
+Files: TypeAlias = Mapping[FileKey, str]  # place → file name in the job's folder
 
 
-def relayed(places: Iterable[Place]) -> tuple[str, ...]:
+def relayed(places: Iterable[FileKey]) -> tuple[str, ...]:
     """Parts whose sum is kept only as words that silos can open; sorted by name."""
     found = set(places)
     return tuple(
@@ -387,7 +387,7 @@ class Database:
             signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall())
         )
 
-    def files(self, job: str) -> dict[Place, str]:
+    def files(self, job: str) -> dict[FileKey, str]:
         """The files of a job by place, since its last folded round.
 
         File names are relative to the job's folder.
@@ -642,7 +642,7 @@ class Database:
         members: Sequence[str],
         metrics: Mapping[str, int],
         method: Mapping[str, Tensor],
-        files: Mapping[Place, str | None],
+        files: Mapping[FileKey, str | None],
     ) -> None:
         """Note the results of a round's fold, with the files that changed (None: gone).
 

@@ -37,7 +37,7 @@ class KeyContributions:
         self._database = database
 
     def fault(self, job: Job) -> str:
-        """Why a keyed job cannot go on under this roster, and what to do; "" if it can."""
+        """Why a keyed job cannot continue under this roster, and what to do; "" if it can."""
         # A group key is of one roster: each change of it begins a new epoch (SECURITY.md 13).
         gone = sorted(set(job.silos) - {entry.id for entry in self._roster.silos})
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
@@ -72,7 +72,7 @@ class KeyContributions:
         # (1) It is well formed, and in the silo's own name.
         with step_codes():
             given = contributed_from_wire(silo, message)
-        # (2) The job has a key, and the silo gives to it once.
+        # (2) The job has a key, and the silo contributes to it once.
         if not job.keyed:
             raise RefusedError(
                 silo,

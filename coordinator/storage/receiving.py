@@ -18,7 +18,7 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
 from ...security.ledger.ingress_ledger import ReceivingLedger
 from ...security.ledger.receipt import Receipt
-from ...security.ledger.records import DeliveredRecord, Payload, Received
+from ...security.ledger.records import DeliveredRecord, MessageDigest, Received
 from .database import Database, StoredHead, Submission
 from .silo_heads import Head, SiloHeads
 
@@ -119,7 +119,7 @@ class Receiving:
                 job=job.name,
                 job_digest=job.digest,
                 round=given.round,
-                message=Payload(bytes=given.size, sha256=given.sha256),
+                message=MessageDigest(bytes=given.size, sha256=given.sha256),
                 ledger_seq=given.ledger_seq,
                 ledger_leaf=given.ledger_leaf,
                 checkpoint=bytes(taken.head.note).decode(),
@@ -177,6 +177,6 @@ class Receiving:
             job=job.name,
             job_digest=job.digest,
             round=round_,
-            message=Payload(bytes=size, sha256=digests.total.hex()),
+            message=MessageDigest(bytes=size, sha256=digests.total.hex()),
         )
         self.ledger.append(record)

@@ -103,7 +103,7 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
     """
     match entry:
         case Begun(spec):
-            return ReplayEntry(attempt, "begun", "", spec.payload())
+            return ReplayEntry(attempt, "begun", "", spec.signed_bytes())
         case Said(silo, given):
             message = secagg_upload_to_wire(given)
             message.ClearField("session")

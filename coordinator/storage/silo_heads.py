@@ -83,8 +83,8 @@ class SiloHeads:
 
         # The founders signed for another log key: a ledger under it is new, and not rolled back.
         held = self._held.get(silo)
-        anew = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
-        before = None if held is None or anew else TreeHead.parse(notes.parse(held.note).text)
+        new_key = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
+        before = None if held is None or new_key else TreeHead.parse(notes.parse(held.note).text)
         try:
             after = _grown(before, proof, end, key)
         except ProofError as error:
@@ -93,7 +93,7 @@ class SiloHeads:
             if before is not None and _signed(proof, key):
                 self._refused(HeadRefused.of(silo, proof.checkpoint, why))
             raise RefusedError(silo, "LEDGER", why) from error
-        if anew:
+        if new_key:
             log.problem(
                 "ledger.began_anew",
                 silo=silo,

@@ -51,7 +51,7 @@ from ...errors import LocalError, RefusedError
 from ...files import tensor_file
 from ...files.documents import remove, sync_directory, unwritable
 from ...proto.wire import tensor_bytes
-from .database import Files, Place
+from .database import FileKey, Files
 from .spool import MARGIN_BYTES, SpooledUpload
 
 # Uploads that are hashed in parallel: SHA-256 releases the interpreter's lock.
@@ -317,7 +317,7 @@ class JobStore:
         name = self._files.get(("mail", part, silo), "")
         return (self._folder / name).read_bytes() if name.endswith(ROWS) else None
 
-    def mailed(self, silo: str | None = None) -> list[Place]:
+    def mailed(self, silo: str | None = None) -> list[FileKey]:
         """Places with something put aside for a silo, or for any, blind rows included."""
         return [place for place in self._files if place[0] == "mail" and silo in (None, place[2])]
 
@@ -347,7 +347,7 @@ class JobStore:
             own = {name: tensor.clone() for name, tensor in state.items()}
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
-    def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
+    def after(self, changes: Mapping[FileKey, str | None]) -> dict[FileKey, str]:
         """The files by place, as they will be once these changes are committed."""
         changed = {**self._files, **changes}
         return {place: name for place, name in changed.items() if name is not None}
@@ -355,7 +355,7 @@ class JobStore:
     def commit(
         self,
         round_: int,
-        changes: Mapping[Place, str | None],
+        changes: Mapping[FileKey, str | None],
         digests: Mapping[str, dict[str, bytes]],
         mixed: Collection[str] = (),
     ) -> None:
@@ -478,7 +478,7 @@ class Folding:
         rows: Callable[[Post, bool], bytes | None] | None = None,
         words: Collection[str] = (),
     ) -> None:
-        self.changes: dict[Place, str | None] = {
+        self.changes: dict[FileKey, str | None] = {
             ("words", part, ""): summed_words(round_, part) for part in words
         }
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
@@ -523,7 +523,7 @@ class Folding:
 
     def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
         """Replace what is put aside for a silo; False where there is no row for it."""
-        place: Place = ("mail", post.part, post.silo)
+        place: FileKey = ("mail", post.part, post.silo)
         name = f"{self._round}.{post.part}.{post.silo}"
         if tensors is not None:
             self._write(place, f"{name}.safetensors", tensors)
@@ -539,7 +539,7 @@ class Folding:
         """Drop all that is put aside for a silo; its files go after the commit."""
         self.changes |= dict.fromkeys(self._store.mailed(silo))
 
-    def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def _write(self, place: FileKey, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._store.write(name, tensors)
         self.changes[place] = name
 

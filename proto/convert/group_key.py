@@ -18,7 +18,7 @@ from ...security.log.merkle import HASH_BYTES
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
 from ..field_limits import FieldLimit, check_fields
-from .secagg_sent import ENVELOPE, JOB, JOB_DIGEST, SESSION
+from .secagg_sent import JOB, JOB_DIGEST, MALFORMED, SESSION
 from .shape import (
     MOST_HASHES,
     SIGNATURE_BYTES,
@@ -121,7 +121,7 @@ def read_contributed(data: bytes, silos: int) -> pb.Contributed:
     return pb.Contributed.FromString(data)
 
 
-def read_told(data: bytes, silos: int) -> pb.KeyReply:
+def read_reply(data: bytes, silos: int) -> pb.KeyReply:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
     The bounds keep a hostile coordinator from filling a silo's memory.
@@ -136,7 +136,7 @@ def read_told(data: bytes, silos: int) -> pb.KeyReply:
 CONTRIBUTED = Shape(
     Contributed,
     pb.Contributed,
-    ENVELOPE,
+    MALFORMED,
     session=SESSION,
     job=JOB,
     job_digest=JOB_DIGEST,
@@ -145,7 +145,7 @@ CONTRIBUTED = Shape(
     ),
     pieces=PIECES,
 )
-POLL = Shape(KeyPoll, pb.KeyPoll, ENVELOPE, session=SESSION, job=JOB, job_digest=JOB_DIGEST)
+POLL = Shape(KeyPoll, pb.KeyPoll, MALFORMED, session=SESSION, job=JOB, job_digest=JOB_DIGEST)
 RELAYED = each(
     Shape(
         Relayed,

@@ -25,7 +25,7 @@ from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
 from ..field_limits import FieldLimit, check_fields
 from .group_key import LETTER, PIECES, SEALING
-from .secagg_sent import ENVELOPE, JOB, JOB_DIGEST, SESSION
+from .secagg_sent import JOB, JOB_DIGEST, MALFORMED, SESSION
 from .shape import (
     MOST_HASHES,
     SIGNATURE_BYTES,
@@ -223,7 +223,7 @@ UPLOAD = Shape(  # SHARES for its sealing
 PADDED = Shape(
     PaddedWord,
     pb.PaddedWordUpload,
-    ENVELOPE,
+    MALFORMED,
     session=SESSION,
     job=JOB,
     job_digest=JOB_DIGEST,
@@ -294,5 +294,5 @@ def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tup
     RefusedError blames ``peer``.
     """
     # Counted before any is read.
-    Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
+    Sender(peer, MALFORMED).few(messages, most, "rows of a Mix")
     return tuple(ROW.whole_from_wire(peer, message) for message in messages)

@@ -12,7 +12,7 @@ from ...security.faults import Code
 from ...security.secagg.linear_tags import TAG_BYTES
 from .. import secure_pb2 as pb
 from .secagg_messages import MOST_SPEC_BYTES
-from .secagg_sent import ENVELOPE
+from .secagg_sent import MALFORMED
 from .shape import SIGNATURE_BYTES, Sender, Shape, length_within, members, plain, sized
 
 
@@ -62,7 +62,7 @@ def sums_from_wire(
 
     RefusedError blames ``peer``.
     """
-    Sender(peer, ENVELOPE).few(messages, len(parts), "open sums")
+    Sender(peer, MALFORMED).few(messages, len(parts), "open sums")
     names = [message.part for message in messages]
     # In order and once each, so that a delivery has one spelling.
     if names != [part for part in parts if part in names]:

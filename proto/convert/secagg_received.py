@@ -60,7 +60,7 @@ from .secagg_messages import (
 )
 from .secagg_sent import (
     ATTEMPT,
-    ENVELOPE,
+    MALFORMED,
     MOST_FIELDS,
     OVER,
     Attempt,
@@ -175,7 +175,7 @@ BODY = OneOf(
     survivors=(SurvivorsReceived, one(SURVIVORS)),
     notes=(NotesReceived, one(NOTES)),
     result=(ResultReceived, one(RESULT)),
-    abandon=(AbandonAsked, one(Shape(AbandonAsked, pb.AbandonAsked, ENVELOPE))),
+    abandon=(AbandonAsked, one(Shape(AbandonAsked, pb.AbandonAsked, MALFORMED))),
     end=(Over, one(OVER)),
 )
 
@@ -208,7 +208,7 @@ def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
     return SPEC.from_wire(COORDINATOR, message)
 
 
-def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
+def read_delivery(data: bytes, silos: int) -> pb.SecureDelivery:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
     No body has more fields than its longest honest form.
@@ -242,7 +242,7 @@ def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | No
     None where nothing came before the hold time was over. Code MANIFEST for the attempt, else the
     code of the step.
     """
-    sent = Sender(COORDINATOR, ENVELOPE)
+    sent = Sender(COORDINATOR, MALFORMED)
     delivery = None
     # An answer without a message ends this poll, not the attempt.
     if message.WhichOneof("body") != "nothing":

@@ -69,18 +69,18 @@ from .shape import (
 BODIES = range(2, 11)  # fields of SecureUpload that are messages
 MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body besides its entries
 # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
-ENVELOPE = "MANIFEST"
+MALFORMED = "MANIFEST"
 MOST_SESSION_BYTES = 64
 
 
 @contextmanager
 def step_codes() -> Iterator[None]:
-    """RefusedError SECURE, with the step's ``Code`` in its text; ENVELOPE stays as it is."""
+    """RefusedError SECURE, with the step's ``Code`` in its text; MALFORMED stays as it is."""
     try:
         yield
     except RefusedError as error:
-        # ENVELOPE is a code of the RPC already; codes of steps are not.
-        if error.code == ENVELOPE:
+        # MALFORMED is a code of the RPC already; codes of steps are not.
+        if error.code == MALFORMED:
             raise
         # The RPC has one code for all steps; the text names the step's own.
         raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
@@ -173,10 +173,10 @@ def _attempt(context: bytes, **others: Any) -> Attempt:
     return Attempt(ctx=context, **others)
 
 
-ATTEMPT = Shape(  # the shell judges whether it is one that goes on
+ATTEMPT = Shape(  # the shell judges whether it is still running
     _attempt,
     pb.SecureAttempt,
-    ENVELOPE,
+    MALFORMED,
     job=JOB,
     job_digest=JOB_DIGEST,
     round=plain(),
@@ -186,7 +186,7 @@ ATTEMPT = Shape(  # the shell judges whether it is one that goes on
 OVER = Shape(
     Over,
     pb.SecureEnd,
-    ENVELOPE,
+    MALFORMED,
     code=coded(CODES, "ends an attempt with code {found}, which there is not"),
 )
 KEYS = Shape(
@@ -217,7 +217,7 @@ BODY = OneOf(
 POLL = Shape(
     SecaggPoll,
     pb.SecurePoll,
-    ENVELOPE,
+    MALFORMED,
     session=SESSION,
     job=JOB,
     job_digest=JOB_DIGEST,
@@ -256,7 +256,7 @@ def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload
     Code MANIFEST for session and attempt, else the code of the step. The state machine checks the
     signatures.
     """
-    sent = Sender(silo, ENVELOPE)
+    sent = Sender(silo, MALFORMED)
     # (1) It names a session and an attempt.
     session = SESSION.read(sent, message.session, {})
     attempt = ATTEMPT.from_wire(silo, message.attempt)

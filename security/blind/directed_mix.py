@@ -27,12 +27,12 @@ part to itself, and the coordinator cannot choose what it keeps once it knows wh
 
 Weights for silos that are away follow from the job, and each silo makes them itself. Those for
 members follow from what the coordinator alone has, and come with the specification. Each silo
-checks them before it deals keys (``spec.brought_fault``), and the survivors once more before
-it unmasks anything: one row for each silo that the job draws, of that silo alone, over this round's
+checks them before it deals keys (``spec.brought_fault``), and the survivors once more before it
+unmasks anything: one row for each silo that the job draws, of that silo alone, over this round's
 parts, none above half, as many as ``min_cohort`` asks. Which silos are alike it cannot check. So a
 coordinator that colludes with the recipient of a row weighs that row as it likes, within these
-bounds: one equation a round over ``min_cohort`` silos or more. Two recipients in league would have
-two equations of its choice, from which one silo's part can follow exactly, so jobs with
+bounds: one equation a round over ``min_cohort`` silos or more. Two recipients that collude would
+have two equations of its choice, from which one silo's part can follow exactly, so jobs with
 ``colluders`` above 1 have no rows for members (``_members_in_league`` of
 algorithms/job/blind_rules.py). Over rounds the same holds of one recipient, but for what training
 changes in between: rows of two rounds, weighed for it, come near to one silo's part. Differential

@@ -1,7 +1,7 @@
 """The key that all silos of a job share and the coordinator, which relays it, never has:
 SECURITY.md rule 13.
 
-Each silo gives 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh
+Each silo contributes 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh
 X25519 key, public half, for what is sealed to it within the job. It signs both. What they make, in
 order of ids::
 
@@ -124,7 +124,10 @@ class KeyContribution:
             "is not a silo of the job that this key is of",
         )
         signed = signers.by_silo(
-            sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing, self.prekey), self.signature
+            sender,
+            GROUP_CONTRIBUTION,
+            _signed_bytes(epoch, self.sealing, self.prekey),
+            self.signature,
         )
         check(
             signed,
@@ -133,6 +136,7 @@ class KeyContribution:
             f"its signature does not fit what it contributes to the key of epoch {epoch.number}",
         )
         self.sealing.check()
+        # A seed sealed to a key of low order would open for everybody.
         check(
             len(self.prekey) == KEY_BYTES,
             sender,
@@ -179,7 +183,7 @@ def contribute(
     public = public_key(prekey)
     return (
         KeyContribution(
-            sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))
+            sealing, public, sign(GROUP_CONTRIBUTION, _signed_bytes(epoch, sealing, public))
         ),
         pieces,
     )
@@ -276,5 +280,5 @@ def make_key(
     )
 
 
-def _payload(epoch: Epoch, sealing: Sealing, prekey: bytes) -> bytes:
+def _signed_bytes(epoch: Epoch, sealing: Sealing, prekey: bytes) -> bytes:
     return framed(epoch.context(), sealing.encoded(), prekey)

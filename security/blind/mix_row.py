@@ -52,13 +52,13 @@ class RecipientRow(Strict):
     own_weight: Annotated[int, Field(strict=True, ge=0, le=1 << MIX_BITS)]
     shares: Annotated[tuple[Share, ...], Field(min_length=1, max_length=MOST_SILOS)]
 
-    def payload(self) -> bytes:
+    def signed_bytes(self) -> bytes:
         """The bytes that the coordinator signs, behind ROW."""
         return canonical_json(self.model_dump(mode="json"))
 
     def digest(self) -> str:
         """Names the row: SHA-256, hex."""
-        return hashlib.sha256(framed(MIX_ROW, self.payload())).hexdigest()
+        return hashlib.sha256(framed(MIX_ROW, self.signed_bytes())).hexdigest()
 
     def sent(self) -> dict[str, int]:
         """The weights of what the coordinator adds up, by silo."""
@@ -78,7 +78,7 @@ def make_row(
     row = RecipientRow(
         line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered
     )
-    return row, sign(MIX_ROW, row.payload())
+    return row, sign(MIX_ROW, row.signed_bytes())
 
 
 class RowMemory(Strict):
@@ -87,7 +87,7 @@ class RowMemory(Strict):
     It is durable before a seed is used.
 
     Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's
-    newest version. Kept across key epochs and so across lines: numbers of versions go on.
+    newest version. Kept across key epochs and so across lines: numbers of versions continue.
     """
 
     last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -107,7 +107,7 @@ class RowMemory(Strict):
     def fault(self, shares: Sequence[Share], terms: Terms) -> str:
         """Why one row more, of these shares, would show too much; empty if it would not.
 
-        Of what no row had before there is enough, spread by itself as a whole row is, and it
+        What no row had before is enough, spread by itself as a whole row is, and it
         carries at least half of what the others weigh: if new uploads weighed next to nothing, old
         ones would be an equation over few silos.
         """
@@ -251,7 +251,7 @@ def admit(
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
 
     # (2) The coordinator signed it.
-    signed = signers.by_coordinator(MIX_ROW, row.payload(), signature)
+    signed = signers.by_coordinator(MIX_ROW, row.signed_bytes(), signature)
     check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the row")
 
     # (3) It is ours, and of this line.

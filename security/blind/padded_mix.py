@@ -67,7 +67,7 @@ class PaddedUpload:
     sealing: Sealing
     signature: bytes = b""
 
-    def payload(self, line: MixContext) -> bytes:
+    def signed_bytes(self, line: MixContext) -> bytes:
         """The bytes that the silo signs, behind UPLOAD."""
         return framed(self.version.context(line), self.sha256, self.tag, self.sealing.encoded())
 
@@ -77,7 +77,7 @@ class PaddedUpload:
         Code UPLOAD or SHARES. ``check_upload`` compares the digest with the stored bytes.
         """
         silo = self.version.silo
-        signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
+        signed = signers.by_silo(silo, MIX_UPLOAD, self.signed_bytes(line), self.signature)
         check(signed, silo, Code.UPLOAD, "its signature does not fit the upload to be mixed")
         check(
             self.sealing.sender == silo,
@@ -143,7 +143,9 @@ def make_upload(
     sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others, generations)
     unsigned = PaddedUpload(version, sha256, padded, sealing)
     return (
-        PaddedUpload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))),
+        PaddedUpload(
+            version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.signed_bytes(line))
+        ),
         pieces,
     )
 

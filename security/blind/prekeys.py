@@ -4,7 +4,7 @@ A silo's prekey of generation 0 stands in its contribution to the job's key (gro
 each padded upload that it signs it publishes one of the next generation, signed and bound to that
 upload (SECURITY.md rules 10 and 11)::
 
-    payload  framed(MIX_PREKEY, ctx of the upload, root of the seed that it sealed, generation, key)
+    signed   framed(MIX_PREKEY, ctx of the upload, root of the seed that it sealed, generation, key)
 
 Seeds are sealed to the newest prekey that their sender knows of each silo. Which generation of ours
 a seed is sealed to stands in the leaf under the root (sealing.py), so that this signature is the
@@ -13,7 +13,7 @@ it: each other silo's newest upload, of each part that still comes down, and tho
 it has just opened, are all sealed to later ones. A sender never goes back to an earlier generation,
 so neither do the uploads that are still on their way.
 
-The coordinator hands these words down and may hold them back. Then seeds go on being sealed to old
+The coordinator hands these words down and may hold them back. Then seeds are still sealed to old
 prekeys, and these stay: it gains no seed by that, and who seizes a silo's disk finds more.
 """
 
@@ -51,8 +51,8 @@ class Prekey:
         """
         silo = version.silo
         # (1) It signed it.
-        payload = _payload(line, version, root, self.generation, self.key)
-        signed = signers.by_silo(silo, MIX_PREKEY, payload, self.signature)
+        signed_bytes = _signed_bytes(line, version, root, self.generation, self.key)
+        signed = signers.by_silo(silo, MIX_PREKEY, signed_bytes, self.signature)
         check(signed, silo, Code.KEYS, "its signature does not fit the prekey of its upload")
 
         # (2) It is a key that something can be sealed to, of a generation of its own: generation 0
@@ -98,10 +98,14 @@ def publish(
     ``seed``, the private half, is durable already.
     """
     key = public_key(seed)
-    return Prekey(generation, key, sign(MIX_PREKEY, _payload(line, version, root, generation, key)))
+    return Prekey(
+        generation, key, sign(MIX_PREKEY, _signed_bytes(line, version, root, generation, key))
+    )
 
 
-def _payload(line: MixContext, version: Version, root: bytes, generation: int, key: bytes) -> bytes:
+def _signed_bytes(
+    line: MixContext, version: Version, root: bytes, generation: int, key: bytes
+) -> bytes:
     return framed(version.context(line), root, generation.to_bytes(8), key)
 
 

@@ -106,7 +106,7 @@ class Letter:
 
 def seal_to_all(
     ctx: bytes,
-    label: bytes,
+    domain: bytes,
     sender: str,
     secret: bytes,
     ephemeral: bytes,
@@ -133,20 +133,20 @@ def seal_to_all(
     made, ours = [], public_key(ephemeral)
     agreed = agree_with_each(ephemeral, {each: recipients[each] for each in sorted(recipients)})
     for recipient, shared in agreed.items():
-        info = _info(label, sender, recipient, ours, recipients[recipient])
+        info = _info(domain, sender, recipient, ours, recipients[recipient])
         sealed = ChaCha20Poly1305(derive(shared, ctx, info)).encrypt(
-            NONCE, secret, _associated(label, ctx, sender, recipient)
+            NONCE, secret, _associated(domain, ctx, sender, recipient)
         )
         made.append(SealedSecret(recipient, sealed, generations.get(recipient, 0)))
 
     # One signed root over all letters: each recipient checks its own without receiving the others.
     root = Tree(piece.leaf() for piece in made).root()
-    commitment = _commitment(label, ctx, sender, secret)
+    commitment = _commitment(domain, ctx, sender, secret)
     return Sealing(sender, ours, commitment, root), tuple(made)
 
 
 def open_letter(
-    ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, among: Sequence[str], seed: bytes
+    ctx: bytes, domain: bytes, sealing: Sealing, letter: Letter, among: Sequence[str], seed: bytes
 ) -> bytes:
     """The secret; ``among`` are all recipients, ``seed`` is the recipient's raw private key.
 
@@ -159,11 +159,11 @@ def open_letter(
     check_letter(sealing.root, letter, sender, recipient, among)
 
     # (2) It opens.
-    info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
+    info = _info(domain, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
     try:
         secret = ChaCha20Poly1305(key).decrypt(
-            NONCE, letter.sealed.sealed, _associated(label, ctx, sender, recipient)
+            NONCE, letter.sealed.sealed, _associated(domain, ctx, sender, recipient)
         )
     except InvalidTag:
         raise RefusedError(
@@ -171,7 +171,7 @@ def open_letter(
         ) from None
 
     # (3) It is the secret that the sender committed to, and so what all others have.
-    fits = is_secret(ctx, label, sealing, secret)
+    fits = is_secret(ctx, domain, sealing, secret)
     check(
         fits, sender, Code.SHARES, f"what it sealed for {recipient!r} does not fit its commitment"
     )
@@ -210,11 +210,11 @@ def check_letter(
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
 
 
-def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool:
+def is_secret(ctx: bytes, domain: bytes, sealing: Sealing, secret: bytes) -> bool:
     """True if this is the secret that the sender committed to."""
     return (
         len(secret) == SECRET_BYTES
-        and _commitment(label, ctx, sealing.sender, secret) == sealing.commitment
+        and _commitment(domain, ctx, sealing.sender, secret) == sealing.commitment
     )
 
 
@@ -264,13 +264,13 @@ def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
     return Letter(pieces[place], Tree(piece.leaf() for piece in pieces).inclusion_proof(place))
 
 
-def _info(label: bytes, sender: str, recipient: str, ephemeral: bytes, public: bytes) -> bytes:
-    return framed(label, sender.encode(), recipient.encode(), ephemeral, public)
+def _info(domain: bytes, sender: str, recipient: str, ephemeral: bytes, public: bytes) -> bytes:
+    return framed(domain, sender.encode(), recipient.encode(), ephemeral, public)
 
 
-def _associated(label: bytes, ctx: bytes, sender: str, recipient: str) -> bytes:
-    return framed(label, ctx, sender.encode(), recipient.encode())
+def _associated(domain: bytes, ctx: bytes, sender: str, recipient: str) -> bytes:
+    return framed(domain, ctx, sender.encode(), recipient.encode())
 
 
-def _commitment(label: bytes, ctx: bytes, sender: str, secret: bytes) -> bytes:
-    return hashlib.sha256(framed(SEALED_SECRET, label, ctx, sender.encode(), secret)).digest()
+def _commitment(domain: bytes, ctx: bytes, sender: str, secret: bytes) -> bytes:
+    return hashlib.sha256(framed(SEALED_SECRET, domain, ctx, sender.encode(), secret)).digest()

@@ -243,7 +243,7 @@ class Quantised:
         self._group_key, self._job = group_key, job
         self._round = 0
 
-    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
+    def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """All tensors: quantised where they are summed or mixed, sketched where compared.
 
         ``collect`` quantises and sketches them; here they are as they would cross in the clear.

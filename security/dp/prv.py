@@ -89,7 +89,7 @@ def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> 
     return found
 
 
-def told(value: float | None) -> str:
+def shown_bound(value: float | None) -> str:
     """An opinion in words: ε in decimals, rounded up, or that there is none."""
     return NONE if value is None else shown(value)
 

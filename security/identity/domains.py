@@ -1,7 +1,7 @@
 """Every domain-separation string, in one table, and the framing of all that is signed.
 
 A signature over one kind of document must never pass for another, and no two lists of fields may
-give the same bytes. So whatever is signed is ``framed(label, field, ...)``: each piece behind its
+give the same bytes. So whatever is signed is ``framed(domain, field, ...)``: each piece behind its
 length, 8 bytes big-endian::
 
     framed(b"ab", b"x", b"")  =  00000000 00000002 61 62  00000000 00000001 78  00000000 00000000
@@ -136,6 +136,6 @@ HASHED = (
 )
 
 
-def framed(label: bytes, *fields: bytes) -> bytes:
+def framed(domain: bytes, *fields: bytes) -> bytes:
     """Join a label and fields so that no other label and fields give the same bytes."""
-    return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (label, *fields))
+    return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (domain, *fields))

@@ -134,7 +134,7 @@ class RosterEntry(Strict):
 
         # (4) All of it is signed by the protocol key, so nobody can enrol a key that it lacks.
         if not self.has_signed(
-            ENTRY, entry_payload(self.model_dump(mode="json")), bytes.fromhex(self.signature)
+            ENTRY, entry_bytes(self.model_dump(mode="json")), bytes.fromhex(self.signature)
         ):
             raise ValueError(
                 f"signature of entry {self.id!r} does not fit; the entry was changed after it was"
@@ -142,14 +142,14 @@ class RosterEntry(Strict):
             )
         return self
 
-    def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """True if this member's protocol key signed ``framed(label, payload)``.
+    def has_signed(self, domain: bytes, signed_bytes: bytes, signature: bytes) -> bool:
+        """True if this member's protocol key signed ``framed(domain, signed_bytes)``.
 
         Labels come from ``domains.py``. A signature for one purpose does not hold for another.
         """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
-            key.verify(signature, framed(label, payload))
+            key.verify(signature, framed(domain, signed_bytes))
         except (InvalidSignature, ValueError):
             return False
         return True
@@ -165,7 +165,7 @@ class RosterEntry(Strict):
         return fingerprint(bytes.fromhex(self.protocol_key))
 
 
-def entry_payload(document: dict[str, Any]) -> bytes:
+def entry_bytes(document: dict[str, Any]) -> bytes:
     """The bytes that the protocol key signs: the canonical entry without its signature."""
     return canonical_json({key: value for key, value in document.items() if key != "signature"})
 
@@ -195,9 +195,9 @@ class Keys:
     log: Ed25519PrivateKey = field(repr=False)
     exchange: X25519PrivateKey = field(repr=False)
 
-    def sign(self, label: bytes, payload: bytes) -> bytes:
-        """Ed25519 by the protocol key over ``framed(label, payload)``, 64 bytes."""
-        return self.protocol.sign(framed(label, payload))
+    def sign(self, domain: bytes, signed_bytes: bytes) -> bytes:
+        """Ed25519 by the protocol key over ``framed(domain, signed_bytes)``, 64 bytes."""
+        return self.protocol.sign(framed(domain, signed_bytes))
 
 
 def create_keys(
@@ -233,7 +233,7 @@ def create_keys(
         "log_key": log.public_key().public_bytes_raw().hex(),
         "exchange_key": exchange.public_key().public_bytes_raw().hex(),
     }
-    document["signature"] = protocol.sign(framed(ENTRY, entry_payload(document))).hex()
+    document["signature"] = protocol.sign(framed(ENTRY, entry_bytes(document))).hex()
 
     # Nothing is written before the entry passes the checks that every other party makes of it.
     entry = validate(document, RosterEntry, f"entry of {member!r}")

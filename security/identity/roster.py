@@ -200,7 +200,7 @@ def _made(federation: str, version: int, threshold: int, entries: Iterable[Roste
     return validate(document, Roster, f"roster of {federation!r}")
 
 
-def payload(roster: Roster) -> bytes:
+def signed_bytes(roster: Roster) -> bytes:
     """The bytes that founders sign, behind the label: the canonical roster without its signatures.
 
     The version is among them, so a signature of an older version does not hold for a newer one.
@@ -209,11 +209,11 @@ def payload(roster: Roster) -> bytes:
 
 
 def digest(roster: Roster) -> str:
-    """SHA-256 (hex) of the framed payload: names the roster, whoever has signed it so far.
+    """SHA-256 (hex) of the framed signed bytes: names the roster, whoever has signed it so far.
 
     Signed documents, secure sums and receipts name the roster by it.
     """
-    return hashlib.sha256(framed(ROSTER, payload(roster))).hexdigest()
+    return hashlib.sha256(framed(ROSTER, signed_bytes(roster))).hexdigest()
 
 
 def sign(roster: Roster, keys: Keys) -> Roster:
@@ -229,7 +229,7 @@ def sign(roster: Roster, keys: Keys) -> Roster:
         " keys",
     )
     roster.check_complete()
-    signature = keys.sign(ROSTER, payload(roster)).hex()
+    signature = keys.sign(ROSTER, signed_bytes(roster)).hex()
     return roster.model_copy(update={"signatures": {**roster.signatures, signer.id: signature}})
 
 
@@ -276,10 +276,10 @@ def verify(roster: Roster, pins: Pins) -> None:
 
 def _check_signatures(roster: Roster) -> None:
     """PeerError names a member whose signature does not hold, or who is no founder."""
-    signed_bytes = payload(roster)
+    signed = signed_bytes(roster)
     for signer, signature in roster.signatures.items():
         entry = roster[signer]
-        holds = entry.has_signed(ROSTER, signed_bytes, bytes.fromhex(signature))
+        holds = entry.has_signed(ROSTER, signed, bytes.fromhex(signature))
         if entry.role is not Role.FOUNDER or not holds:
             raise PeerError(
                 signer,

@@ -23,7 +23,7 @@ class SignedDocument(Strict):
     roster: Hex32
     signature: Hex64
 
-    def payload(self) -> bytes:
+    def signed_bytes(self) -> bytes:
         """The bytes that are signed, behind the label.
 
         Canonical JSON of all fields but the signature: the signer and the roster are signed, too.
@@ -32,11 +32,11 @@ class SignedDocument(Strict):
 
 
 def sign_document(
-    document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes
+    document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, domain: bytes
 ) -> dict[str, Any]:
     """Sign a document under a roster that knows these keys.
 
-    ``label`` is the kind of document (domains.py). LocalError for keys that the roster does not
+    ``domain`` is the kind of document (domains.py). LocalError for keys that the roster does not
     list.
     """
     # Under a roster that does not list these very keys nobody could verify the signature.
@@ -46,29 +46,32 @@ def sign_document(
             f"{signer.id!r} with these keys is not in roster version {roster.version}; have it"
             " added first"
         )
-    envelope = SignedDocument(
+    found = SignedDocument(
         document=dict(document),
         signer=signer.id,
         roster=rosters.digest(roster),
-        # A placeholder of the right form, which the payload leaves out.
+        # A placeholder of the right form, which the signed bytes leave out.
         signature="0" * 128,
     )
-    return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}
+    return {
+        **found.model_dump(),
+        "signature": keys.sign(domain, found.signed_bytes()).hex(),
+    }
 
 
 def verify_document(
-    signed: Any, roster: rosters.Roster, role: Role, label: bytes
+    signed: Any, roster: rosters.Roster, role: Role, domain: bytes
 ) -> dict[str, Any]:
     """Check a signed document, as parsed, and return what was signed; the steps run in order.
 
-    ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError what
-    is no envelope.
+    ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError
+    what is no signed document.
     """
-    # (1) It is an envelope.
-    envelope = validate(signed, SignedDocument, "signed document")
+    # (1) It is a signed document.
+    found = validate(signed, SignedDocument, "signed document")
 
     # (2) A member signed it, whose role may.
-    signer = roster[envelope.signer]
+    signer = roster[found.signer]
     if signer.role is not role:
         raise PeerError(
             signer.id,
@@ -77,16 +80,16 @@ def verify_document(
 
     # (3) It was made under the roster that we hold: under another one its signer meant other
     # members, or other keys of theirs.
-    if envelope.roster != rosters.digest(roster):
+    if found.roster != rosters.digest(roster):
         raise PeerError(
             signer.id,
-            f"signed under roster {envelope.roster[:12]}…, we hold {rosters.digest(roster)[:12]}… "
+            f"signed under roster {found.roster[:12]}…, we hold {rosters.digest(roster)[:12]}… "
             f"(version {roster.version}); bring both to one roster and sign again",
         )
 
     # (4) The signature holds, over these bytes and for this purpose.
-    if not signer.has_signed(label, envelope.payload(), bytes.fromhex(envelope.signature)):
+    if not signer.has_signed(domain, found.signed_bytes(), bytes.fromhex(found.signature)):
         raise PeerError(
             signer.id, "its signature does not fit the document; it was changed after it was signed"
         )
-    return envelope.document
+    return found.document

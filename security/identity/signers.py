@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from .domains import framed
 from .roster import Roster
 
-# (label, payload) -> 64 bytes: ``Keys.sign`` of a member
+# (domain, signed bytes) -> 64 bytes: ``Keys.sign`` of a member
 Sign: TypeAlias = Callable[[bytes, bytes], bytes]
 
 
@@ -32,18 +32,18 @@ class Signers:
             keys = {silo: key for silo, key in keys.items() if silo in among}
         return cls(bytes.fromhex(roster.coordinator.protocol_key), keys)
 
-    def by_coordinator(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """True if the coordinator signed ``framed(label, payload)``."""
-        return _holds(self.coordinator, label, payload, signature)
+    def by_coordinator(self, domain: bytes, signed_bytes: bytes, signature: bytes) -> bool:
+        """True if the coordinator signed ``framed(domain, signed_bytes)``."""
+        return _holds(self.coordinator, domain, signed_bytes, signature)
 
-    def by_silo(self, silo: str, label: bytes, payload: bytes, signature: bytes) -> bool:
+    def by_silo(self, silo: str, domain: bytes, signed_bytes: bytes, signature: bytes) -> bool:
         """True if this silo did; False for a stranger."""
-        return silo in self.silos and _holds(self.silos[silo], label, payload, signature)
+        return silo in self.silos and _holds(self.silos[silo], domain, signed_bytes, signature)
 
 
-def _holds(public: bytes, label: bytes, payload: bytes, signature: bytes) -> bool:
+def _holds(public: bytes, domain: bytes, signed_bytes: bytes, signature: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, framed(label, payload))
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, framed(domain, signed_bytes))
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -3,7 +3,7 @@
 Needs no lock, no key and no network.
 
 ``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a
-payload that goes on at an offset only the bytes behind it count again, with all elements of the
+message that continues at an offset only the bytes behind it count again, with all elements of the
 tensors that they are of. Masked and padded tensors count as any, by their words on the wire.
 """
 
@@ -21,8 +21,8 @@ from .records import (
     ControlOpen,
     Digest,
     Intent,
+    MessageDigest,
     OutcomeRecord,
-    Payload,
     ProtocolMessage,
     Start,
 )
@@ -53,7 +53,7 @@ class Digested:
     seq: int
     leaf: str  # hash of the record, in hex
     roster: str  # digest of the roster that the last start before it names
-    message: Payload
+    message: MessageDigest
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Receipts:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The counts in words, for people."""
         other = (
             f"; {self.unchecked} are under rosters that were not given" if self.unchecked else ""

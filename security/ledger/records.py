@@ -5,8 +5,9 @@ The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to ea
 record is read, rules.py what may follow what.
 
 ``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of
-security/secagg/spec.py. That of a contribution is of its epoch (security/blind/group_key.py), that
-of the word on a padded upload of its version (security/blind/mix_context.py).
+security/secagg/spec.py. The context of a contribution to a key is its epoch
+(security/blind/group_key.py), that of the word on a padded upload of its version
+(security/blind/mix_context.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class Tensor(Strict):
     message.
 
     ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone","readers":[],
-    "shape":[6,3,5,5],"taint":"private"}``
+    "shape":[6,3,5,5],"taint":"exact"}``
     """
 
     part: Text
@@ -74,7 +75,7 @@ class Tensor(Strict):
     shape: tuple[Count, ...]
     bytes: Count
     # The silo software's own statement, which the bytes cannot confirm (rule 32).
-    taint: Literal["public", "dp", "private"]
+    taint: Literal["public", "noised", "exact"]
     readers: tuple[Text, ...] = ()  # older records have none
 
     @classmethod
@@ -113,12 +114,12 @@ class TensorDigest(Strict):
 
 
 class Size(Strict):
-    """``{"bytes":248112}``: a payload; its header is not counted (rule 27)."""
+    """``{"bytes":248112}``: a message; its header is not counted (rule 27)."""
 
     bytes: Count
 
 
-class Payload(Size):
+class MessageDigest(Size):
     """``{"bytes":248112,"sha256":"fcde…"}``.
 
     ``bytes`` are those of all tensors and words, without the manifest. ``sha256`` is over the
@@ -277,7 +278,7 @@ class Intent(Strict):
 
     Without an ``egress.digest`` all of it counts as left (rule 27).
 
-    ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first
+    ``tensors`` are the whole message, ``message`` is what goes of it now: all behind its first
     ``offset`` bytes, which the recipient has from an attempt whose connection broke (0: everything
     goes). Of a masked message ``tensors`` are those that are summed, in words on the wire, and the
     rest are canaries among them (security/secagg/masked_sum.py). A padded or rotated one is of one
@@ -300,7 +301,7 @@ class Intent(Strict):
     purpose: Text
     rpc: Text
     recipient: Peer
-    readers: tuple[Text, ...]  # all who can open the payload, and under which collusion (rule 31)
+    readers: tuple[Text, ...]  # all who can open the message, and under which collusion (rule 31)
     # Plain, masked, padded or rotated (policy/release.py); rules.py checks what each requires.
     form: Text
     policy: Applied
@@ -342,7 +343,7 @@ class Digest(Strict):
     """Durable before the END frame:
     ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
 
-    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a
+    Hashes and size are of the whole message, bytes before the intent's offset included. Of a
     masked, padded or rotated message no tensor has a hash: with the hash of a plain tensor guesses
     could be compared.
     """
@@ -350,13 +351,13 @@ class Digest(Strict):
     type: Literal["egress.digest"] = "egress.digest"
     ref: Count
     tensors: tuple[TensorDigest, ...]
-    message: Payload
+    message: MessageDigest
 
 
 class OutcomeRecord(Strict):
     """``{"bytes_sent":1800,"receipt":"5c1f…","ref":412,"status":"sent","type":"egress.outcome"}``.
 
-    ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient
+    ``bytes_sent`` counts message bytes handed to the transport; a receipt is what the recipient
     signed, in hex.
     """
 
@@ -451,7 +452,7 @@ class Ingress(Strict):
     purpose: Text
     rpc: Text
     sender: Peer
-    message: Payload
+    message: MessageDigest
 
 
 class Deny(Strict):
@@ -500,7 +501,7 @@ class Received(Strict):
     job: Text
     job_digest: Hex32
     round: Count
-    message: Payload
+    message: MessageDigest
     ledger_seq: Count
     ledger_leaf: Hex32
     # Signed by the silo, so the coordinator cannot have made it up.
@@ -521,7 +522,7 @@ class DeliveredRecord(Strict):
     job: Text
     job_digest: Hex32
     round: Count
-    message: Payload
+    message: MessageDigest
 
 
 class HeadRefused(Strict):
@@ -574,7 +575,7 @@ class ProtocolMessage(Strict):
     kind: ProtocolKind
     rpc: Text
     recipient: Peer
-    message: Payload
+    message: MessageDigest
 
 
 class SumEnd(Strict):

@@ -14,12 +14,11 @@ record                may come
                       attempt at a sum, version or use; a tensor's readers, where it names some, are
                       among its own; its cohort, if it has one, is sorted and has this silo; it is
                       what its form asks for (rules.py), and a padded one a version of its part that
-                      is newer than all before, or the last once more; with tensors that are dp it
-                      names what paid for them, reservations that the last head of that data set's
-                      budget covers, and without it names none
+                      is newer than all before, or the last once more; with noised tensors it names
+                      what paid for them, reservations that the last head of that data set's budget
+                      covers, and without it names none
 ``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the
-                      whole payload; of a
-                      masked, padded or rotated one without any tensor
+                      whole message; of a masked, padded or rotated one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
 ``control.open``      when no control session is open; a ``start`` abandons one that a crash left
                       open
@@ -75,7 +74,7 @@ def form_fault(record: Mapping[str, Any]) -> str:
 
 
 def stream(record: Mapping[str, Any]) -> int | str:
-    """The payload of which an intent's offset counts bytes.
+    """The message of which an intent's offset counts bytes.
 
     A round has one, and so have an attempt at a sum, a version of a part and a use of a rotation.
     """
@@ -158,7 +157,7 @@ class OpenIntent:
 
     tensors: list[tuple[str, str]]  # (part, name) of those that its digest names
     bytes: int  # that go now
-    offset: int  # bytes of the payload before them
+    offset: int  # bytes of the message before them
     digested: bool = False
 
 
@@ -169,7 +168,7 @@ class _Read(NamedTuple):
     twice: str  # those that come twice
     bytes: int
     readers: set[str]  # that single tensors name
-    dp: bool  # whether one is
+    noised: bool  # whether one is
 
 
 Rule = Callable[[Mapping[str, Any]], str]  # why a record must not come next, or nothing
@@ -369,20 +368,20 @@ class Rules:
         )
 
     def _check_paid(self, record: Mapping[str, Any]) -> str:
-        """Check that what is dp was paid for before, out of a budget whose head stands here."""
-        paid, dp = record.get("dp"), self._read(record["tensors"]).dp
+        """Check that what is noised was paid for before, out of a budget whose head stands here."""
+        paid, noised = record.get("dp"), self._read(record["tensors"]).noised
 
         # Noise that no reservation paid for counts in no budget, and so protects nothing.
-        if (paid is not None) != dp:
+        if (paid is not None) != noised:
             named = "what" if paid else "nothing that"
-            return f"intent has {_a(dp)} tensor that is dp, and names {named} paid for it"
+            return f"intent has {_a(noised)} tensor that is noised, and names {named} paid for it"
         if paid is None:
             return ""
         ids, head = paid["ids"], self.heads.get(paid["dataset"])
         if not ids or ids != sorted(set(ids)):
             return (
-                f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in"
-                " order, each once"
+                f"intent has tensors that are noised, paid by {ids or 'no reservation'}; name some,"
+                " in order, each once"
             )
 
         # A reservation behind the last head is one that a rolled-back budget would have forgotten.
@@ -413,10 +412,10 @@ class Rules:
             names = _named(tensors)
             twice = _listed(names) if len(set(names)) != len(names) else ""
             readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
-            dp = any(tensor["taint"] == "dp" for tensor in tensors)
+            noised = any(tensor["taint"] == "noised" for tensor in tensors)
             self._tensors = (
                 tensors,
-                _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, dp),
+                _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, noised),
             )
         return self._tensors[1]
 
@@ -426,7 +425,7 @@ class Rules:
         if intent is None:
             return f"digest refers to seq {ref}, which is not an open intent"
 
-        # Two digests would let the silo show either of two payloads later.
+        # Two digests would let the silo show either of two messages later.
         if intent.digested:
             return f"second digest for intent {ref}"
 

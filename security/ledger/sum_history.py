@@ -80,17 +80,17 @@ def _distinct(history: Iterable[SignedSet]) -> list[frozenset[str]]:
 
 
 def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) -> int:
-    """An upper bound on the combinations that ``told`` looks at.
+    """An upper bound on the combinations that ``find_implied`` looks at.
 
     It grows fast with the number of silos that the sets tell apart, so callers bound it before
-    they call ``told``.
+    they call ``find_implied``.
     """
     groups = _alike([*_distinct(history), frozenset(silos)])
     small = len(_smaller(groups, least))
     return sum(comb(small, count) for count in range(1, least))
 
 
-def told(
+def find_implied(
     history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int
 ) -> ImpliedSum | None:
     """The smallest combination of fewer than ``least`` silos that a sum over ``silos`` would add.

@@ -294,7 +294,7 @@ class AppendLog:
         """Go on in a new segment; the old one is durable first, so that nothing is ever missing
         before what is there.
 
-        A crash after this leaves an empty last segment, which the next writer goes on with.
+        A crash after this leaves an empty last segment, which the next writer continues.
         """
         if self._number >= MAX_SEGMENTS:
             raise OSError(errno.EFBIG, f"{MAX_SEGMENTS} segments are full")
@@ -346,7 +346,7 @@ class AppendLog:
         # (1) The checkpoint on the disk is ours.
         before = stored_by(self.folder, self.signer.public)
 
-        # (2) The records hold, and those behind it were written with our key. The walk goes on
+        # (2) The records hold, and those behind it were written with our key. The walk continues
         # after a strange one, so that rolled-back records are reported first.
         signed = before.size if before else 0
         reading = Reading(self.folder, form)

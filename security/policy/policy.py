@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...errors import LocalError
 from ...files.documents import parse_toml, read_bytes
 from .file import AllowRule, BudgetTable, PolicyFile
-from .release import ITEM_BYTES, PLAIN, Reasons, Release, shown_private
+from .release import ITEM_BYTES, PLAIN, Reasons, Release, shown_exact
 
 if TYPE_CHECKING:
     from ..secagg.spec import Terms
@@ -207,7 +207,7 @@ class Policy:
         )
 
     def _check_noised(self, releases: Sequence[Release], whole: Reasons) -> None:
-        names = shown_private(releases)
+        names = shown_exact(releases)
         whole.require(
             not names,
             f"{names} would leave as computed from records without noise, and"

@@ -35,11 +35,10 @@ Paid: TypeAlias = Callable[[int, str], bool]
 class Release:
     """One tensor that would leave.
 
-    ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that
-    has tracked it may say less than ``private``. ``ledger_ids`` are reservations of the data
-    set's budget (security/dp/budget.py) that paid for it, of what is ``dp`` and of nothing else.
-    ``readers`` are those who can open this tensor, where they are not all who can open its
-    message.
+    ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has
+    tracked it may say less than ``private``. ``ledger_ids`` are reservations of the data set's
+    budget (security/dp/budget.py) that paid for it, of what is ``noised`` and of nothing else.
+    ``readers`` are those who can open this tensor, where they are not all who can open its message.
     """
 
     part: str
@@ -48,7 +47,7 @@ class Release:
     dtype: str
     shape: tuple[int, ...]
     form: str = PLAIN
-    taint: Literal["public", "dp", "private"] = "private"
+    taint: Literal["public", "noised", "exact"] = "exact"
     ledger_ids: tuple[int, ...] = ()
     readers: tuple[str, ...] = ()
 
@@ -96,11 +95,11 @@ def own_part(releases: Sequence[Release]) -> str:
     return next(own, "")
 
 
-def shown_private(releases: Sequence[Release]) -> str:
-    """Names of what is ``private``, the first few one by one; empty where nothing is."""
-    private = [release for release in releases if release.taint == "private"]
-    names = ", ".join(f"{release.part}/{release.name}" for release in private[:SHOWN])
-    hidden = len(private) - SHOWN
+def shown_exact(releases: Sequence[Release]) -> str:
+    """Names of what is ``exact``, the first few one by one; empty where nothing is."""
+    exact = [release for release in releases if release.taint == "exact"]
+    names = ", ".join(f"{release.part}/{release.name}" for release in exact[:SHOWN])
+    hidden = len(exact) - SHOWN
     return f"{names} and {hidden} more" if hidden > 0 else names
 
 
@@ -115,7 +114,7 @@ def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> tuple[st
     A reservation of another job counts for nothing: its privacy is spent there.
     """
     reasons = Reasons()
-    names = shown_private(releases)
+    names = shown_exact(releases)
     reasons.require(
         not names,
         f"{names} would leave as computed from records without noise, and the job is private:"
@@ -126,9 +125,9 @@ def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> tuple[st
     # A release that names no reservation would pass the check of the reservations below.
     for release in releases:
         reasons.require(
-            release.taint != "dp" or bool(release.ledger_ids),
-            f"tensor {release.part}/{release.name} is dp, and names no reservation that paid for"
-            " it",
+            release.taint != "noised" or bool(release.ledger_ids),
+            f"tensor {release.part}/{release.name} is noised, and names no reservation that paid"
+            " for it",
         )
 
     numbers = set(chain.from_iterable(release.ledger_ids for release in releases))

@@ -97,7 +97,7 @@ class CoordinatorState:
     signers: Signers
     terms: Terms
     stage: Stage = "keys"
-    told: bool = False  # U2 was told: masked bytes may have left silos
+    u2_sent: bool = False  # to all of U1: masked bytes may have left silos
     failed: Mapping[str, str] = field(default_factory=dict)  # why
     bundles: Mapping[str, KeyBundle] = field(default_factory=dict)
     keys: Mapping[str, tuple[ReceivingKey, ...]] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class CoordinatorState:
 
         0 where no masked bytes may have left.
         """
-        return len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.told else 0
+        return len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.u2_sent else 0
 
     @property
     def notes_missing(self) -> int:
@@ -148,7 +148,7 @@ def begin(
     state = CoordinatorState(spec, spec.context(), signers, terms, failed=out)
     asked = tuple(silo for silo in spec.cohort if silo not in out)
     return state, (
-        Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())),
+        Ask(asked, spec.signed_bytes(), sign(SECAGG_SPEC, spec.signed_bytes())),
         StartTimer("keys"),
     )
 
@@ -332,7 +332,7 @@ def _blamed(state: CoordinatorState, dealer: str, fault: Fault) -> CoordinatorSt
     """Without a dealer that broke the rules, and with what proves it to anyone."""
     # What the dealer signed itself proves it, so silos need not take the coordinator's word.
     proof = Misdealing(
-        state.spec.payload(),
+        state.spec.signed_bytes(),
         state.bundles[dealer],
         state.dealings[dealer],
         state.portions[dealer],
@@ -465,7 +465,7 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     deliveries: list[Effect] = [delivery(silo) for silo in members]
 
     # From here on masked bytes may be on their way, so another attempt takes abandon notes.
-    state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
+    state = replace(state, stage="masked", u2_sent=True, u2=members, h_u2=h_u2, portions=portions)
     return _opened_stage(state, (*deliveries, StartTimer("masked")))
 
 
@@ -479,8 +479,8 @@ def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     headers = tuple(state.headers[silo] for silo in members)
     h_u3 = set_digest(b"U3", state.ctx, [header.encoded(state.ctx) for header in headers])
     state = replace(state, stage="survivors", u3=members, h_u3=h_u3)
-    told = Tell(members, s.SurvivorsReceived(headers))
-    return _opened_stage(state, (told, StartTimer("survivors")))
+    tell = Tell(members, s.SurvivorsReceived(headers))
+    return _opened_stage(state, (tell, StartTimer("survivors")))
 
 
 def _close_survivors(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -627,7 +627,7 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 
 
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
-    """Keep a note that holds; its signer drops out of an attempt that still goes on."""
+    """Keep a note that holds; its signer drops out of an attempt that is still running."""
     # Only members of U1 can sign survivors, so nobody else's word rules that out.
     if note.silo not in state.u1 or not note.holds(state.ctx, state.signers):
         return state, ()
@@ -642,6 +642,6 @@ def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
     signed = state.evidence is not None or state.spoiled
     effects: list[Effect] = [Discard(silo) for silo in state.headers]
     effects.append(EndAttempt(code, blame, why))
-    if state.told and not signed:
+    if state.u2_sent and not signed:
         effects.append(Tell(state.u1, s.AbandonAsked()))
     return replace(state, stage="ended"), tuple(effects)

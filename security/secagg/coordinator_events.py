@@ -30,7 +30,7 @@ class WordsUploaded:
 
     header: Header
     length: int
-    # Of what arrived, not of what the header says: ``_take_words`` compares the two.
+    # Digest of the words that arrived, not the header's: ``_take_words`` compares the two.
     sha256: bytes
 
 

@@ -79,17 +79,17 @@ class KeyBundle:
     receiving: bytes
     signature: bytes = b""
 
-    def payload(self, ctx: bytes) -> bytes:
+    def signed_bytes(self, ctx: bytes) -> bytes:
         """The bytes that the silo signs, behind KEYS."""
         return framed(ctx, self.silo.encode(), self.seal, self.mask, self.receiving)
 
     def encoded(self, ctx: bytes) -> bytes:
         """All of it, for H(U1)."""
-        return framed(self.payload(ctx), self.signature)
+        return framed(self.signed_bytes(ctx), self.signature)
 
     def check(self, ctx: bytes, signers: Signers) -> None:
         """RefusedError unless these are keys, and the silo signed them for this attempt."""
-        signed = signers.by_silo(self.silo, SECAGG_KEYS, self.payload(ctx), self.signature)
+        signed = signers.by_silo(self.silo, SECAGG_KEYS, self.signed_bytes(ctx), self.signature)
         check(signed, self.silo, Code.KEYS, "the signature over its keys does not fit this attempt")
         # Every agreement with a key of low order is zero: everybody would know the masks, and the
         # keys under which shares are sealed.
@@ -102,7 +102,7 @@ def make_bundle(
 ) -> KeyBundle:
     """The signed bundle of two 32-byte seeds and the root over the keys to which others seal."""
     bundle = KeyBundle(silo, public_key(seal_seed), public_key(mask_seed), receiving)
-    return replace(bundle, signature=sign(SECAGG_KEYS, bundle.payload(ctx)))
+    return replace(bundle, signature=sign(SECAGG_KEYS, bundle.signed_bytes(ctx)))
 
 
 def distinct_keys(bundles: Sequence[KeyBundle]) -> KeyBundle | None:
@@ -184,17 +184,19 @@ class Dealing:
     root: bytes
     signature: bytes = b""
 
-    def payload(self, ctx: bytes) -> bytes:
+    def signed_bytes(self, ctx: bytes) -> bytes:
         """The bytes that the dealer signs, behind DEALING."""
         return framed(ctx, self.dealer.encode(), self.h_u1, self.seed, self.root)
 
     def encoded(self, ctx: bytes) -> bytes:
         """All of it, for H(U2)."""
-        return framed(self.payload(ctx), self.signature)
+        return framed(self.signed_bytes(ctx), self.signature)
 
     def check(self, ctx: bytes, h_u1: bytes, signers: Signers) -> None:
         """RefusedError unless the dealer signed this for the same U1 as ours."""
-        signed = signers.by_silo(self.dealer, SECAGG_DEALING, self.payload(ctx), self.signature)
+        signed = signers.by_silo(
+            self.dealer, SECAGG_DEALING, self.signed_bytes(ctx), self.signature
+        )
         check(
             signed,
             self.dealer,
@@ -256,7 +258,7 @@ def deal(
 
     root = Tree(portion.leaf() for portion in portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
-    signature = sign(SECAGG_DEALING, unsigned.payload(ctx))
+    signature = sign(SECAGG_DEALING, unsigned.signed_bytes(ctx))
     return Dealing(dealer, h_u1, unsigned.seed, root, signature), tuple(portions), kept
 
 

@@ -31,7 +31,7 @@ the dealer signed in it, and either t shares that do not join, or a private key 
 what the dealer sealed to it. That the holder complained is no part of the proof. An honest dealer
 signs in each portion the key that it sealed to (dealing.py) and seals to no other, so its portions
 open with the private half, whoever shows it. It enters an attempt once (memory.py), so all that it
-signs in one fits together. A coordinator and a silo in league can make up keys, bundles and
+signs in one fits together. A coordinator and a silo that collude can make up keys, bundles and
 portions as they like: none of that is signed by the dealer.
 
 Silos accept sums without a dealer that is proven to have misdealt in their job, while enough others
@@ -75,7 +75,7 @@ class Complaint:
     key: bytes = field(repr=False)
     signature: bytes = b""
 
-    def payload(self, ctx: bytes, h_u2: bytes) -> bytes:
+    def signed_bytes(self, ctx: bytes, h_u2: bytes) -> bytes:
         """The bytes that the silo signs, behind COMPLAINT."""
         return framed(ctx, self.silo.encode(), h_u2, self.dealer.encode(), self.key)
 
@@ -89,7 +89,7 @@ class Complaint:
         """
         # (1) The silo signed it, over the dealings that all were told.
         signed = signers.by_silo(
-            self.silo, SECAGG_COMPLAINT, self.payload(ctx, h_u2), self.signature
+            self.silo, SECAGG_COMPLAINT, self.signed_bytes(ctx, h_u2), self.signature
         )
         check(
             signed,
@@ -118,7 +118,7 @@ def make_complaint(
 ) -> Complaint:
     """Signed once a dealer's portion did not open."""
     complaint = Complaint(silo, dealer, key)
-    return replace(complaint, signature=sign(SECAGG_COMPLAINT, complaint.payload(ctx, h_u2)))
+    return replace(complaint, signature=sign(SECAGG_COMPLAINT, complaint.signed_bytes(ctx, h_u2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,9 @@ class Misdealing:
     def _check_dealt(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
         # Evidence of another attempt proves nothing here.
-        check(self.document == spec.payload(), dealer, Code.MISDEALT, "it is of another attempt")
+        check(
+            self.document == spec.signed_bytes(), dealer, Code.MISDEALT, "it is of another attempt"
+        )
 
         # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of
         # its cohort.
@@ -214,7 +216,7 @@ class Misdealing:
         # With the dealer's keys of another attempt, its honest shares would seem not to join.
         self.bundle.check(ctx, signers)
         signed = signers.by_silo(
-            dealer, SECAGG_DEALING, self.dealing.payload(ctx), self.dealing.signature
+            dealer, SECAGG_DEALING, self.dealing.signed_bytes(ctx), self.dealing.signature
         )
         check(signed, dealer, Code.MISDEALT, "its dealing is not signed for this attempt")
         members = [portion.holder for portion in self.portions]

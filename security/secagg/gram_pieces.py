@@ -88,7 +88,7 @@ def sealed_bytes(spec: RoundSpec) -> int:
     return NUMBER_BYTES * compared(spec).numbers(len(spec.cohort)) + TAG_BYTES
 
 
-def payload_bytes(spec: RoundSpec) -> int:
+def message_bytes(spec: RoundSpec) -> int:
     """Length of every upload: its masked words, and the sealed shares behind them.
 
     In bytes. It depends only on the specification, so a length reveals nothing about a silo.

@@ -164,7 +164,7 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
 def upload_bytes(spec: RoundSpec) -> int:
     """Length of the masked words of every upload, canaries included.
 
-    Shares of compared vectors, if any, follow after them (``gram_pieces.payload_bytes``).
+    Shares of compared vectors, if any, follow after them (``gram_pieces.message_bytes``).
     """
     return sum(chunk.words * (spec.groups[chunk.group].ring // 8) for chunk in chunks(spec))
 

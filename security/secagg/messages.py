@@ -42,7 +42,7 @@ from ..identity.domains import (
 from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES
 from .dealing import PAIR, SELF, HeldShare, HeldShares, Portion
-from .gram_pieces import payload_bytes
+from .gram_pieces import message_bytes
 from .linear_tags import decoded
 from .spec import RoundSpec
 
@@ -62,7 +62,7 @@ class Header:
     tags: bytes = b""
     signature: bytes = b""
 
-    def payload(self, ctx: bytes) -> bytes:
+    def signed_bytes(self, ctx: bytes) -> bytes:
         """The bytes that the silo signs, behind UPLOAD."""
         return framed(
             ctx, self.silo.encode(), self.h_u2, self.length.to_bytes(8), self.sha256, self.tags
@@ -70,7 +70,7 @@ class Header:
 
     def encoded(self, ctx: bytes) -> bytes:
         """All of it, for H(U3)."""
-        return framed(self.payload(ctx), self.signature)
+        return framed(self.signed_bytes(ctx), self.signature)
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
         """RefusedError unless the silo signed an upload of the right length and tags for our U2.
@@ -79,7 +79,7 @@ class Header:
         could have seen the same (``faults.passed_on``).
         """
         # Every upload has one length, which follows from the specification alone.
-        due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
+        due, groups = message_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
         # ``groups`` is 0 in a sum without tags, so any bytes of tags are refused.
@@ -90,7 +90,7 @@ class Header:
             Code.UPLOAD,
             f"its tags, {len(self.tags)} bytes, are not {groups} numbers",
         )
-        signed = signers.by_silo(self.silo, SECAGG_UPLOAD, self.payload(ctx), self.signature)
+        signed = signers.by_silo(self.silo, SECAGG_UPLOAD, self.signed_bytes(ctx), self.signature)
         check(
             signed,
             self.silo,
@@ -107,7 +107,7 @@ def make_header(
 ) -> Header:
     """The signed header of an upload that has been streamed."""
     header = Header(silo, h_u2, length, sha256, tags)
-    return Header(silo, h_u2, length, sha256, tags, sign(SECAGG_UPLOAD, header.payload(ctx)))
+    return Header(silo, h_u2, length, sha256, tags, sign(SECAGG_UPLOAD, header.signed_bytes(ctx)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,13 @@ class Survival:
     def holds(self, ctx: bytes, sets: "Sets", signers: Signers) -> bool:
         """True if the silo signed exactly these sets."""
         return signers.by_silo(
-            self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature
+            self.silo, SECAGG_SURVIVORS, sets.signed_bytes(ctx, self.silo), self.signature
         )
 
 
 def make_survival(ctx: bytes, silo: str, sets: "Sets", sign: Sign) -> Survival:
     """Signed at most once an attempt."""
-    return Survival(silo, sign(SECAGG_SURVIVORS, sets.payload(ctx, silo)))
+    return Survival(silo, sign(SECAGG_SURVIVORS, sets.signed_bytes(ctx, silo)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Sets:
     h_u2: bytes
     h_u3: bytes
 
-    def payload(self, ctx: bytes, silo: str) -> bytes:
+    def signed_bytes(self, ctx: bytes, silo: str) -> bytes:
         """The bytes that a survivor signs, behind SURVIVORS."""
         # All three digests, so that signers of the same survivors saw the same keys and dealings.
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
@@ -196,7 +196,7 @@ class Reveal:
     signature: bytes = b""
     products: bytes = field(default=b"", repr=False)
 
-    def payload(self, ctx: bytes, h_u3: bytes) -> bytes:
+    def signed_bytes(self, ctx: bytes, h_u3: bytes) -> bytes:
         """The bytes that the survivor signs, behind REVEAL."""
         pieces = [
             p for r in self.shares for p in (r.dealer.encode(), r.kind, r.held.share, r.held.salt)
@@ -214,7 +214,9 @@ class Reveal:
         signers: Signers,
     ) -> None:
         """RefusedError unless these are the shares of ``kinds``, committed to in ``portions``."""
-        signed = signers.by_silo(self.silo, SECAGG_REVEAL, self.payload(ctx, h_u3), self.signature)
+        signed = signers.by_silo(
+            self.silo, SECAGG_REVEAL, self.signed_bytes(ctx, h_u3), self.signature
+        )
         check(signed, self.silo, Code.REVEAL, "the signature over what it reveals does not fit")
 
         # Both shares of one silo would bare its values: whoever reveals another kind than the
@@ -256,7 +258,7 @@ def make_reveal(
         Revealed(dealer, kind, held[dealer].of(kind)) for dealer, kind in sorted(kinds.items())
     )
     reveal = Reveal(silo, shares, products=products)
-    return replace(reveal, signature=sign(SECAGG_REVEAL, reveal.payload(ctx, h_u3)))
+    return replace(reveal, signature=sign(SECAGG_REVEAL, reveal.signed_bytes(ctx, h_u3)))
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:

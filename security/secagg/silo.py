@@ -134,7 +134,7 @@ class SiloAttempt:
     """Where a silo stands in one attempt; printing it shows no secret."""
 
     stage: Stage
-    party: Participant
+    participant: Participant
     spec: RoundSpec
     ctx: bytes
     memory: Memory
@@ -157,14 +157,14 @@ class SiloAttempt:
     @property
     def silo(self) -> str:
         """Our own id."""
-        return self.party.silo
+        return self.participant.silo
 
 
 Step: TypeAlias = tuple[SiloAttempt, tuple[Effect, ...]]
 
 
 def begin(
-    party: Participant,
+    participant: Participant,
     frame: Frame,
     document: bytes,
     signature: bytes,
@@ -177,22 +177,26 @@ def begin(
 
     After an error nothing is remembered or sent.
     """
-    spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
-    others = party.others or party.signers
+    spec = receive(
+        document, signature, frame, participant.terms, participant.signers, participant.silo
+    )
+    others = participant.others or participant.signers
 
     # An attempt that may still be opened without us must not be joined by another over the same
     # values: their difference could be ours.
-    memory = memory.shown(shown, party.silo, others)
-    signed = memory.repeated(spec, evidence, others, party.terms)
-    only = tuple(silo for silo in signed if silo not in party.terms.excused)
-    memory = memory.entered(spec, notes, others, evidence, party.terms)
+    memory = memory.shown(shown, participant.silo, others)
+    signed = memory.repeated(spec, evidence, others, participant.terms)
+    only = tuple(silo for silo in signed if silo not in participant.terms.excused)
+    memory = memory.entered(spec, notes, others, evidence, participant.terms)
 
     # Fresh secrets for each attempt: a mask that hides two uploads shows their difference.
     ctx = spec.context()
-    seeds = Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
-    keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
-    bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
-    state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
+    seeds = Seeds(*(participant.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
+    keys = receiving_keys(seeds.receiving, ctx, participant.silo, spec.cohort)
+    bundle = make_bundle(
+        ctx, participant.silo, seeds.seal, seeds.mask, key_root(keys), participant.sign
+    )
+    state = SiloAttempt("keys", participant, spec, ctx, memory, seeds, bundle, only)
     # Memory first: after a crash in between, the attempt counts as entered, so it is never entered
     # again with other secrets.
     return state, (Remember(memory), SendKeys(bundle, keys))
@@ -271,7 +275,7 @@ def _deal(
     state: SiloAttempt, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]
 ) -> Step:
     """U1 is known: split our secrets among it."""
-    silo, spec, party, seeds = state.silo, state.spec, state.party, _seeds(state)
+    silo, spec, participant, seeds = state.silo, state.spec, state.participant, _seeds(state)
     members = _silos(bundles)
     # (1) U1 are members of the cohort, each once and in order.
     _check_members(members, spec.cohort, Code.KEYS)
@@ -280,7 +284,7 @@ def _deal(
     # coordinator would open what is dealt and know the masks.
     with passed_on():
         for bundle in bundles:
-            bundle.check(state.ctx, party.signers)
+            bundle.check(state.ctx, participant.signers)
 
     # (3) Ours are those that we sent.
     check(
@@ -317,7 +321,7 @@ def _deal(
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
         dealing, portions, kept = deal(
-            state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, party.sign
+            state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, participant.sign
         )
     state = replace(
         state,
@@ -343,7 +347,7 @@ def _open_shares(state: SiloAttempt, deliveries: tuple[PortionDelivery, ...]) ->
     # (2) Each signed what it dealt, among the same U1.
     with passed_on():
         for dealing in dealings:
-            dealing.check(ctx, state.h_u1, state.party.signers)
+            dealing.check(ctx, state.h_u1, state.participant.signers)
 
     # (3) Ours is the one that we sent.
     check(
@@ -390,7 +394,7 @@ def _complain(state: SiloAttempt, h_u2: bytes, dealer: str, error: RefusedError)
     """End the attempt, and show the key that was for this dealer alone: it proves the fault."""
     # The key opens this one portion: whoever sees it learns no other dealer's share.
     key = receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer)
-    complaint = make_complaint(state.ctx, state.silo, h_u2, dealer, key, state.party.sign)
+    complaint = make_complaint(state.ctx, state.silo, h_u2, dealer, key, state.participant.sign)
     state, ended = _end(state, Code(error.code), error.peer, error.why)
     return state, (SendComplaint(complaint), *ended)
 
@@ -446,9 +450,9 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
         streamed.length,
         streamed.sha256,
         streamed.tags,
-        state.party.sign,
+        state.participant.sign,
     )
-    header.check(state.ctx, state.h_u2, state.spec, state.party.signers)
+    header.check(state.ctx, state.h_u2, state.spec, state.participant.signers)
 
     # The difference of two uploads under one mask has no mask.
     if state.header is not None:
@@ -456,7 +460,7 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
             header == state.header,
             state.silo,
             Code.UPLOAD,
-            "streamed two different payloads under one mask",
+            "streamed two different messages under one mask",
         )
         # In a later stage the header has arrived: we signed survivors only with it among them.
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
@@ -479,7 +483,7 @@ def _sign_survivors(
     state: SiloAttempt, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]
 ) -> Step:
     """U3 is known: sign it, once."""
-    spec, party, ctx = state.spec, state.party, state.ctx
+    spec, participant, ctx = state.spec, state.participant, state.ctx
     survivors = _silos(headers)
     # (1) U3 are members of U2, each once and in order.
     _check_members(survivors, _dealers(state.dealings), Code.SURVIVORS)
@@ -487,7 +491,7 @@ def _sign_survivors(
     # (2) Each signed its upload, masked for the same U2.
     with passed_on():
         for header in headers:
-            header.check(ctx, state.h_u2, spec, party.signers)
+            header.check(ctx, state.h_u2, spec, participant.signers)
 
     # (3) Ours is the one that we sent.
     check(
@@ -498,7 +502,7 @@ def _sign_survivors(
     )
 
     # (4) The sum over them may be opened.
-    check_survivors(spec, party.terms, survivors)
+    check_survivors(spec, participant.terms, survivors)
 
     # (5) Where the round is repeated, they are those of before without the dealers at fault: sums
     # over other sets of silos would tell single ones.
@@ -516,7 +520,7 @@ def _sign_survivors(
 
     # Remembered before it is sent: after a restart this silo must not sign another set.
     memory = state.memory.signed(spec, survivors)
-    survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
+    survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), participant.sign)
     state = replace(
         state, stage="signed", headers=headers, h_u3=h_u3, memory=memory, vectors=vectors
     )
@@ -572,11 +576,11 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     with passed_on():
         for survival in survivals:
-            survival.check(state.ctx, sets, state.party.signers)
+            survival.check(state.ctx, sets, state.participant.signers)
     kinds = kinds_to_reveal(_dealers(state.dealings), survivors)
     products = revealed(state.spec, state.vectors) if state.spec.compared else b""
     reveal = make_reveal(
-        state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign, products
+        state.ctx, state.silo, state.h_u3, kinds, state.held, state.participant.sign, products
     )
     return _without_secrets(state, "revealed"), (SendReveal(reveal),)
 
@@ -588,7 +592,7 @@ def _abandon(state: SiloAttempt) -> Step:
     if state.memory.is_signed(state.ctx):
         return state, ()
     memory = state.memory.given_up()
-    note = make_abandon(state.ctx, state.silo, state.party.sign)
+    note = make_abandon(state.ctx, state.silo, state.participant.sign)
     sent: tuple[Effect, ...] = (Remember(memory), SendAbandon(note))
     state = replace(state, memory=memory)
     if state.stage == "ended":
@@ -597,7 +601,9 @@ def _abandon(state: SiloAttempt) -> Step:
     return state, (*sent, *ended)
 
 
-def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[Memory, Abandon]:
+def abandon_remembered(
+    participant: Participant, memory: Memory, ctx: bytes
+) -> tuple[Memory, Abandon]:
     """The abandon note of a silo that was restarted since.
 
     RefusedError unless it is for its newest attempt, and that is not signed.
@@ -617,7 +623,7 @@ def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[
         Code.ABANDON,
         "asks to abandon an attempt whose survivors this silo has signed",
     )
-    return memory.given_up(), make_abandon(ctx, party.silo, party.sign)
+    return memory.given_up(), make_abandon(ctx, participant.silo, participant.sign)
 
 
 def _silos(named: Sequence[KeyBundle | KeyDelivery | Header | Survival]) -> list[str]:
@@ -638,7 +644,7 @@ def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> 
 
 
 def _check_size(state: SiloAttempt, members: Sequence[str], name: str, code: Code) -> None:
-    spec, terms = state.spec, state.party.terms
+    spec, terms = state.spec, state.participant.terms
     # Sets only shrink from here, and fewer than t silos cannot open a sum.
     least = max(spec.threshold, spec.min_cohort, terms.min_cohort)
     check(

@@ -128,7 +128,7 @@ class RoundSpec(Strict):
                 f"groups {', '.join(wrong)} have other numbers of counts than the cohort has silos"
             )
 
-    def payload(self) -> bytes:
+    def signed_bytes(self) -> bytes:
         """The bytes that the coordinator signs, behind the label.
 
         Canonical JSON. ``compared`` is absent if the round compares nothing by shares.
@@ -137,7 +137,7 @@ class RoundSpec(Strict):
 
     def context(self) -> bytes:
         """``ctx``, 32 bytes."""
-        return context_of(self.payload())
+        return context_of(self.signed_bytes())
 
     def holder(self, silo: str) -> int:
         """A silo's number among the holders of shares, 1 and up."""
@@ -291,7 +291,7 @@ def _counts(frame: Frame, members: Sequence[str]) -> tuple[int, ...]:
 def _row(frame: Frame, group: Group, members: Sequence[str]) -> dict[str, object]:
     """Integer weights of a group for one silo, 2^32 together; all 0 where it gets no row.
 
-    It gets none where it would see too much of another silo. Beside the weights of a row that the
+    It gets none where it would see too much of another silo. Next to the weights of a row that the
     coordinator brings stands what its reader keeps of its own. Only a member of the cohort gets
     such a row.
     """
@@ -369,7 +369,7 @@ def signed_spec(document: bytes, signature: bytes, signers: Signers) -> RoundSpe
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
 
     # (2) The coordinator signed it.
-    signed = signers.by_coordinator(SECAGG_SPEC, spec.payload(), signature)
+    signed = signers.by_coordinator(SECAGG_SPEC, spec.signed_bytes(), signature)
     why = "its signature does not fit the specification of the secure sum"
     check(signed, COORDINATOR, Code.SPEC, why)
 

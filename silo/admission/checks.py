@@ -380,9 +380,8 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
 
 def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
     terms = policy.terms
-
-    # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in
-    # league with nobody.
+    # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them collude
+    # with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (
             f"rows of the job may sum as few as min_cohort = {job.min_cohort} other silos; the"

@@ -24,7 +24,7 @@ from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import SumSigned
-from ...security.ledger.sum_history import ImpliedSum, SignedSet, choices, signed_sets, told
+from ...security.ledger.sum_history import ImpliedSum, SignedSet, choices, find_implied, signed_sets
 from ...security.policy.policy import Policy
 from ...security.secagg.evidence import Misdealing, proven
 from ...security.secagg.memory import Memory
@@ -183,7 +183,7 @@ def _against(
             f" sets, too many to compute what they reveal about fewer than {least} silos; lower"
             " secure_aggregation.min_difference, or use the same silos in all jobs"
         )
-    found = told(history, silos, members, least)
+    found = find_implied(history, silos, members, least)
     if found is None:
         return ""
     return _objection_text(job, silos, found, policy, least)

@@ -3,7 +3,7 @@
 The protocol is in security/blind/group_key.py.
 
 Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context
-of their epoch (job and roster), 32 bytes, the first two go on in pieces of 32, and all three end
+of their epoch (job and roster), 32 bytes, the first two continue in pieces of 32, and all three end
 with their digest (files/checked_file.py)::
 
     group.secret    what it gave, the ephemeral key under which that was sealed, and the private
@@ -84,12 +84,12 @@ class GroupKeys:
     A key that was made under another roster is refused.
     """
 
-    def __init__(self, roster: Roster, keys: Keys, door: KeyGate, jobs: Path) -> None:
+    def __init__(self, roster: Roster, keys: Keys, gate: KeyGate, jobs: Path) -> None:
         """``jobs`` is the folder of the jobs' folders."""
         self._silo = keys.entry.id
         self._roster = roster
         self._keys = keys
-        self._door = door
+        self._gate = gate
         self._jobs = jobs
 
     def check_new(self, job: Job) -> None:
@@ -119,7 +119,7 @@ class GroupKeys:
         """
         epoch = self._epoch(job)
         contribution, pieces = await asyncio.to_thread(self._contribution, job, epoch)
-        await self._door.contribute(job, epoch.context(), contribution, pieces)
+        await self._gate.contribute(job, epoch.context(), contribution, pieces)
 
     async def keys(self, job: Job) -> JobKeys:
         """The keys from the folder, or made of what the coordinator brings.
@@ -152,7 +152,7 @@ class GroupKeys:
 
     async def _all_relayed(self, job: Job) -> tuple[Relayed, ...]:
         for _ in range(MOST_ASKED):
-            if relayed := await self._door.group_key(job):
+            if relayed := await self._gate.group_key(job):
                 return relayed
             await asyncio.sleep(PAUSE_SECONDS)
         why = f"lacks some silos' shares of the key of job {job.name!r}; trying again"

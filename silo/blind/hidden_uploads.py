@@ -82,14 +82,14 @@ class HiddenUploadGate(Protocol):
 
 
 class HiddenUploads:
-    """The hidden uploads of one round; ``give`` called again after a lost connection resumes.
+    """The hidden uploads of one round; ``upload_all`` called again after a lost connection resumes.
 
     Seeds of its versions are only in memory, so a new process begins new versions.
     """
 
     def __init__(
         self,
-        door: HiddenUploadGate,
+        gate: HiddenUploadGate,
         sharing: Sharing,
         declared: Declared,
         round_: int,
@@ -97,7 +97,7 @@ class HiddenUploads:
         accepted: set[bytes],
     ) -> None:
         """``accepted`` are the contexts of uploads that the coordinator has; the set may grow."""
-        self._door = door
+        self._gate = gate
         self._sharing = sharing
         self._declared = declared
         self._round = round_
@@ -106,7 +106,7 @@ class HiddenUploads:
         self._begun: dict[str, Padding] = {}
         self._given: set[str] = set()
 
-    async def give(self, contributions: Contributions) -> None:
+    async def upload_all(self, contributions: Contributions) -> None:
         """Upload until the coordinator has all of them, in the order of the job's parts.
 
         DeniedError if the policy holds one back.
@@ -116,9 +116,9 @@ class HiddenUploads:
             if part.name in self._given:
                 continue
             if isinstance(part.exchange, Mix):
-                await self._give_padded(part, contributions)
+                await self._upload_padded(part, contributions)
             else:
-                await self._give_rotated(part, contributions)
+                await self._upload_rotated(part, contributions)
             self._given.add(part.name)
             log.event(
                 "round.part_given", job=self._sharing.job.name, round=self._round, part=part.name
@@ -126,7 +126,7 @@ class HiddenUploads:
 
     # Padded.
 
-    async def _give_padded(self, part: Part, contributions: Contributions) -> None:
+    async def _upload_padded(self, part: Part, contributions: Contributions) -> None:
         message = await asyncio.to_thread(self._signed, part)
         if message is None:
             # Kept in memory: if the upload is repeated, it must have the same bytes.
@@ -136,7 +136,7 @@ class HiddenUploads:
             sent = await self._upload(part, contributions, padding)
             message = await asyncio.to_thread(self._sign, part, padding, sent)
         version = upload_from_wire(self._sharing.silo, message.upload).version
-        await self._door.protocol.padded(version.context(self._sharing.line(part)), message)
+        await self._gate.protocol.padded(version.context(self._sharing.line(part)), message)
 
     def _signed(self, part: Part) -> pb.PaddedWordUpload | None:
         """The word that was signed in this round, if one was.
@@ -178,7 +178,7 @@ class HiddenUploads:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
             return await asyncio.to_thread(self._sent, part, contributions, padding)
-        sent = await self._door.upload_padded(
+        sent = await self._gate.upload_padded(
             self._declared, self._round, contributions, padding, self._cohort
         )
         self._accepted.add(ctx)
@@ -213,7 +213,7 @@ class HiddenUploads:
 
         ``newest`` is the newest round of the memory.
         """
-        if newest < self._round and self._door.part_left(self._declared, self._round, part.name):
+        if newest < self._round and self._gate.part_left(self._declared, self._round, part.name):
             job = self._sharing.job.name
             raise LocalError(
                 f"what this silo remembers of part {part.name!r} of job {job!r} ends with round"
@@ -223,7 +223,7 @@ class HiddenUploads:
 
     # Rotated.
 
-    async def _give_rotated(self, part: Part, contributions: Contributions) -> None:
+    async def _upload_rotated(self, part: Part, contributions: Contributions) -> None:
         ctx = self._sharing.rotation(part, self._round)
         if await asyncio.to_thread(self._remember, part, contributions, ctx):
             return
@@ -231,7 +231,7 @@ class HiddenUploads:
         if ctx not in self._accepted:
             use = self._sharing.plan.use(part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
-            await self._door.upload_rotated(
+            await self._gate.upload_rotated(
                 self._declared, self._round, contributions, rotating, self._cohort
             )
         await asyncio.to_thread(self._accept, part, ctx)

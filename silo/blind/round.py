@@ -5,7 +5,7 @@ once. An effect that met a lost connection is run again after the next greeting,
 it lives as long as the process, and the secrets of an attempt with it. A process that restarts
 is a dropout in the attempt that it was in (rule 18).
 
-The setup, steps 0 and 1, goes on while training does; the upload waits for the contributions, and
+The setup, steps 0 and 1, run while the silo trains; the upload waits for the contributions, and
 until the parts that leave one by one were accepted (hidden_uploads.py).
 """
 
@@ -101,7 +101,7 @@ class RoundGate(Protocol):
 class Before(Protocol):
     """The uploads that leave before the masked one."""
 
-    async def give(self, contributions: Contributions) -> None:
+    async def upload_all(self, contributions: Contributions) -> None:
         """Upload until the coordinator has all of them; none is uploaded twice."""
         ...
 
@@ -131,10 +131,10 @@ class BlindRound:
 
     def __init__(
         self,
-        door: RoundGate,
-        party: Participant,
+        gate: RoundGate,
+        participant: Participant,
         frame: Frame,
-        keeper: MemoryStore,
+        memory_store: MemoryStore,
         job: Job,
         declared: Declared,
         training: "asyncio.Task[Contributions]",
@@ -154,10 +154,10 @@ class BlindRound:
         self.job = job
         self.round = frame.round
         self.summed = False
-        self._door = door
-        self._party = party
+        self._gate = gate
+        self._participant = participant
         self._frame = frame
-        self._keeper = keeper
+        self._memory_store = memory_store
         self._declared = declared
         self._training = training
         self._before = before
@@ -192,7 +192,7 @@ class BlindRound:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         try:
-            delivery = await self._door.protocol.secure_next(self.job, self.round, self._had)
+            delivery = await self._gate.protocol.secure_next(self.job, self.round, self._had)
             if delivery is not None:
                 await self._take(delivery)
         # A subclass of RefusedError, but no message misled us: the coordinator refused our call.
@@ -281,7 +281,7 @@ class BlindRound:
         """Enter an attempt, or say that we do not."""
         # A process that starts again has lost the secrets of its attempt, and must not answer in it
         # a second time (SECURITY.md rule 18).
-        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        memory = await asyncio.to_thread(self._memory_store.load, self._frame.instance())
         if self._state is None:
             if memory.ctx == attempt.ctx.hex():
                 self._leave_forgotten(attempt)
@@ -299,7 +299,7 @@ class BlindRound:
             return
 
         shown = {}
-        excused = state.party.terms.excused
+        excused = state.participant.terms.excused
         if excused:  # proven to have misdealt: sums may lack them
             shown["proven"] = ",".join(sorted(excused))
         log.event(
@@ -328,16 +328,18 @@ class BlindRound:
         # else `begin` asks for evidence
         if (self.round, self._start) != (memory.signed_round, memory.start):
             memory = memory.starting(self._start)
-        excused = self._door.signed_sets.proven(self.job, spec.proofs)
-        party = replace(self._party, terms=replace(self._party.terms, excused=excused))
+        excused = self._gate.signed_sets.proven(self.job, spec.proofs)
+        participant = replace(
+            self._participant, terms=replace(self._participant.terms, excused=excused)
+        )
         evidence = next((proof for proof in spec.proofs if proof.is_of(memory.signed_ctx)), None)
         brought = spec.document, spec.signature, memory, spec.notes, evidence, spec.shown
-        return begin(party, self._frame, *brought)
+        return begin(participant, self._frame, *brought)
 
     async def _abandon_remembered(self, attempt: Attempt) -> None:
-        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        memory = await asyncio.to_thread(self._memory_store.load, self._frame.instance())
         try:
-            memory, note = abandon_remembered(self._party, memory, attempt.ctx)
+            memory, note = abandon_remembered(self._participant, memory, attempt.ctx)
         except RefusedError as error:
             log.problem("secagg.not_abandoned", job=self.job.name, round=self.round, why=error.why)
             return
@@ -351,9 +353,13 @@ class BlindRound:
         coordinator is to blame for that (_advance).
         """
         survivors = [header.silo for header in headers]
-        if state is None or state.party.terms.whole(state.spec, survivors) != tuple(survivors):
+        if state is None or state.participant.terms.whole(state.spec, survivors) != tuple(
+            survivors
+        ):
             return ""
-        return self._door.signed_sets.objection(self.job, survivors, state.party.terms.excused)
+        return self._gate.signed_sets.objection(
+            self.job, survivors, state.participant.terms.excused
+        )
 
     def _advance(self, event: Event) -> None:
         if self._state is not None:
@@ -372,14 +378,14 @@ class BlindRound:
                 # the ledger first: who removes it later is found by the file
                 if memory.signed_ctx == attempt.ctx.hex():
                     await self._note_signed(attempt)
-                await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
+                await asyncio.to_thread(self._memory_store.save, self._frame.instance(), memory)
             case UploadWords():
                 try:
                     await self._upload(attempt, effect)
                 except DeniedError as error:
                     self._advance(AttemptStopped(str(error), Code.POLICY))
             case Finish():
-                await self._door.sum_records.summed(attempt, effect)
+                await self._gate.sum_records.summed(attempt, effect)
                 log.event(
                     "secagg.summed",
                     job=self.job.name,
@@ -391,7 +397,7 @@ class BlindRound:
                 await self._end(attempt, effect)
                 # After STOPPED the coordinator knows, or ``_leave_forgotten`` tells it next.
                 if code is not Code.STOPPED:
-                    await self._give(attempt, Over(code))
+                    await self._send(attempt, Over(code))
             case (
                 SendKeys()
                 | SendShares()
@@ -400,15 +406,15 @@ class BlindRound:
                 | SendSurvival()
                 | SendReveal()
             ):
-                await self._give(attempt, effect)
+                await self._send(attempt, effect)
             case SendAbandon() | Over():
-                await self._give(attempt, effect)
+                await self._send(attempt, effect)
 
     async def _note_signed(self, attempt: Attempt) -> None:
         if self._state is not None:
             survivors = [header.silo for header in self._state.headers]
-            await self._door.signed_sets.sign(
-                self.job, attempt, survivors, self._state.party.terms.excused
+            await self._gate.signed_sets.sign(
+                self.job, attempt, survivors, self._state.participant.terms.excused
             )
 
     async def _misled(self, error: RefusedError) -> None:
@@ -430,16 +436,16 @@ class BlindRound:
             blame=ended.blame,
             why=ended.why,
         )
-        await self._door.sum_records.ended(attempt, ended)
+        await self._gate.sum_records.ended(attempt, ended)
 
-    async def _give(self, attempt: Attempt, body: UploadBody) -> None:
+    async def _send(self, attempt: Attempt, body: UploadBody) -> None:
         """Upload a message; where it is refused, the attempt is over for us.
 
-        It goes on after a message that comes too late for its round: t silos open a sum, and a slow
-        one asks what came of it.
+        It continues after a message that comes too late for its round: t silos open a sum, and a
+        slow one asks what came of it.
         """
         try:
-            await self._door.protocol.secure(attempt, body)
+            await self._gate.protocol.secure(attempt, body)
         except RefusedError as error:
             # The others may have opened the sum without us: the next message says.
             if error.code == CLOSED:
@@ -470,7 +476,7 @@ class BlindRound:
         # shielded: the training outlives an attempt, and the next one sums the same contributions
         contributions = await asyncio.shield(self._training)
         if self._before is not None:
-            await self._before.give(contributions)
+            await self._before.upload_all(contributions)
         # The set U2: silos that dealt shares.
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
@@ -486,7 +492,7 @@ class BlindRound:
             )
         else:
             try:
-                streamed = await self._door.upload_masked(
+                streamed = await self._gate.upload_masked(
                     self._declared, self.round, contributions, masking
                 )
             except RefusedError as error:

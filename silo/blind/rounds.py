@@ -182,7 +182,7 @@ class BlindRounds:
         # Saved once all of the delivery holds: a sum that was refused settles no attempt.
         if sums is not None and sums.memory != memory:
             await asyncio.to_thread(
-                self._keeper(job, folder).save, plan.whole.instance, sums.memory
+                self._memory_store(job, folder).save, plan.whole.instance, sums.memory
             )
         return delivered
 
@@ -198,9 +198,9 @@ class BlindRounds:
     async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
         """The memory of the job's sums; RefusedError where the coordinator sets this silo back."""
         memory = await asyncio.to_thread(
-            self._keeper(plan.job, local.folder).load, plan.whole.instance
+            self._memory_store(plan.job, local.folder).load, plan.whole.instance
         )
-        # it goes on after an interruption, and no second sum of it is entered
+        # it resumes after an interruption, and no second sum of it is entered
         if memory.signed_round == plan.round:
             return memory
         try:
@@ -215,7 +215,7 @@ class BlindRounds:
         await self._gate.sum_records.refused(job.name, job.digest, refusal)
         raise error
 
-    def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
+    def _memory_store(self, job: Job, folder: Path) -> MemoryFiles:
         return MemoryFiles(folder, lambda: self._gate.protocol.entered(job))
 
     async def _enter(
@@ -247,14 +247,14 @@ class BlindRounds:
         terms = replace(self._policy.terms, batches=job.batches)
         # Silos outside this cohort may have signed notes on earlier rounds.
         signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
-        party = Participant(self._silo, signers, terms, self._keys.sign, os.urandom, others)
+        participant = Participant(self._silo, signers, terms, self._keys.sign, os.urandom, others)
         # Steps 0 and 1 of the sum need no values, so training runs alongside them.
         training = asyncio.create_task(train(delivered))
         return BlindRound(
             self._gate,
-            party,
+            participant,
             frame,
-            self._keeper(job, local.folder),
+            self._memory_store(job, local.folder),
             job,
             declared,
             training,

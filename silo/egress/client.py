@@ -23,7 +23,7 @@ from ...proto.channel import (
     transfer_seconds,
 )
 from ...proto.convert import group_key
-from ...proto.convert.secagg_received import read_told
+from ...proto.convert.secagg_received import read_delivery
 from ...proto.federation_pb2_grpc import FederationStub
 from ...proto.frames import Frame, decode, encode
 
@@ -89,12 +89,12 @@ class Client:
         self._secure_next: Any = self._channel.unary_unary(
             SECURE_NEXT,
             secure_pb2.SecurePoll.SerializeToString,
-            lambda data: read_told(data, silos),
+            lambda data: read_delivery(data, silos),
         )
         self._group_key: Any = self._channel.unary_unary(
             GROUP_KEY,
             secure_pb2.KeyPoll.SerializeToString,
-            lambda data: group_key.read_told(data, silos),
+            lambda data: group_key.read_reply(data, silos),
         )
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
@@ -162,7 +162,7 @@ class Client:
             raise self._explained(error) from None
 
     async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
-        """Upload frames of ``size`` payload bytes; returns the receipt.
+        """Upload frames of ``size`` message bytes; returns the receipt.
 
         An error raised by ``frames`` ends the call and is raised here.
         """

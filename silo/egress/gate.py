@@ -83,8 +83,8 @@ from .witness import Witness
 class _Sent:
     """How far an upload came."""
 
-    size: int = 0  # payload bytes handed to the transport
-    # of the whole payload, once all of it was made
+    size: int = 0  # message bytes handed to the transport
+    # of the whole message, once all of it was made
     digests: Digests = field(default_factory=lambda: Digests(()))
 
 
@@ -386,13 +386,13 @@ class Gate:
         digester = Digester(outgoing.sizes)
         at = 0
         for chunk in outgoing.chunks():
-            digester.update(chunk.payload)
-            at += len(chunk.payload)
+            digester.update(chunk.content)
+            at += len(chunk.content)
             if at <= manifest.offset:  # it is there already
                 # Skipping does not await anything, so yield to the loop for heartbeats.
                 await asyncio.sleep(0)
                 continue
-            sent.size += len(chunk.payload)
+            sent.size += len(chunk.content)
             yield chunk
 
         # (8) No upload counts before the ledger has its digests, so it cannot deny them later.
@@ -400,7 +400,7 @@ class Gate:
         record = records.Digest(
             ref=intent,
             tensors=tuple(outgoing.hashes(digests)),
-            message=records.Payload(bytes=at, sha256=digests.total.hex()),
+            message=records.MessageDigest(bytes=at, sha256=digests.total.hex()),
         )
         sealed = await asyncio.to_thread(self._ledger.seal, record)
 

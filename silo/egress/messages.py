@@ -39,7 +39,7 @@ from ...security.blind.silo_pads import silo_pads
 from ...security.blind.sum import given
 from ...security.ledger.records import HiddenBinding, Secagg, TensorDigest
 from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED, Release
-from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
+from ...security.secagg.gram_pieces import GramKeys, deal_sealed, message_bytes
 from ...security.secagg.linear_tags import Tagger
 from ...security.secagg.masked_sum import GroupValues, check_group_values, masked_chunks
 from ...security.secagg.shared_gram import quantise
@@ -80,14 +80,14 @@ class Outgoing:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole payload."""
+        """Bytes of the whole message."""
         return sum(self.sizes)
 
     def digests(self) -> Digests:
         """The digests of the bytes, made without sending them."""
         digester = Digester(self.sizes)
         for chunk in self.chunks():
-            digester.update(chunk.payload)
+            digester.update(chunk.content)
         return digester.digests()
 
     @property
@@ -247,7 +247,7 @@ def masked(
         form="masked",
         readers=readers_of_each(releases),
         releases=releases,
-        sizes=(payload_bytes(spec),),
+        sizes=(message_bytes(spec),),
         headers=(),
         chunks=pieces,
         hashes=lambda _: (),

@@ -90,7 +90,7 @@ class Outcomes:
     def __init__(self, ledger: Ledger, roster: rosters.Roster) -> None:
         self._ledger = ledger
         self._roster = roster
-        # intent whose connection broke → payload bytes handed to the transport
+        # intent whose connection broke → message bytes handed to the transport
         self._handed: dict[int, int] = {}
         # job digest, round, ctx → bytes that wait for the rest
         self._received: dict[tuple[str, int, str], int] = {}
@@ -121,7 +121,7 @@ class Outcomes:
         return message.place.seq
 
     async def close(self, intent: int, status: Status, size: int, receipt: bytes = b"") -> None:
-        """Write OUTCOME; ``size`` payload bytes were handed to the transport.
+        """Write OUTCOME; ``size`` message bytes were handed to the transport.
 
         Durable when it returns.
         """
@@ -133,7 +133,7 @@ class Outcomes:
     def broke(self, intent: int, size: int) -> None:
         """Note that the connection broke, so that OUTCOME has to wait.
 
-        ``size`` payload bytes had been handed to the transport.
+        ``size`` message bytes had been handed to the transport.
         """
         self._handed[intent] = size
 

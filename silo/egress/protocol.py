@@ -29,7 +29,7 @@ from ...proto.convert.secagg_sent import (
 from ...security.blind.group_key import KeyContribution, Relayed
 from ...security.blind.sealing import SealedSecret
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.records import Payload, ProtocolMessage
+from ...security.ledger.records import MessageDigest, ProtocolMessage
 from ...security.policy.policy import Policy
 from .outcomes import Denials
 from .session import CoordinatorSession
@@ -170,6 +170,6 @@ class ProtocolMessages:
         await self._session.client.padded(word)
 
 
-def _on_the_wire(message: Message) -> Payload:
+def _on_the_wire(message: Message) -> MessageDigest:
     data = message.SerializeToString(deterministic=True)
-    return Payload(bytes=len(data), sha256=sha256(data).hexdigest())
+    return MessageDigest(bytes=len(data), sha256=sha256(data).hexdigest())

@@ -319,7 +319,7 @@ class CoordinatorSession:
 
     async def _attend(self, witness: pb.Witness) -> None:
         # At most one per member counts.
-        for said in witness.told[: len(self._roster.entries)]:
+        for said in witness.attestations[: len(self._roster.entries)]:
             await self.witness.attested(said)
         await self._attest(witness.asked)
 

@@ -71,7 +71,7 @@ class Witness:
                 self._held(member)
         self._by_coordinator = 0  # records of our ledger whose head the coordinator holds
         self.challenge = b""
-        self.told: set[str] = set()  # silos that said in this session what they hold of us
+        self.reported: set[str] = set()  # silos that said in this session what they hold of us
 
     # What others hold of our ledger.
 
@@ -80,7 +80,7 @@ class Witness:
 
         Statements from the previous session do not count any more.
         """
-        self.challenge, self.told = challenge, set()
+        self.challenge, self.reported = challenge, set()
 
     async def greeted(self, held: bytes) -> None:
         """Compare the head that the coordinator says it holds with our ledger.
@@ -113,7 +113,7 @@ class Witness:
         ):
             why = f"passed on what {said.by[:64]!r} says of another ledger, or to another challenge"
             raise PeerError(coordinator, why)
-        if said.by in self.told:  # once a session: each is a record
+        if said.by in self.reported:  # once a session: each is a record
             return
 
         # A word that does not hold is the coordinator's doing or the silo's: it counts for nothing,
@@ -127,7 +127,7 @@ class Witness:
             return
         await self._check(said.by, head)
         # Last, so that only a verified statement counts.
-        self.told.add(said.by)
+        self.reported.add(said.by)
 
     async def _check(self, holder: str, head: TreeHead | None) -> None:
         if head is None:
@@ -163,7 +163,7 @@ class Witness:
         spent under a copy that no other silo was asked about. The coordinator's word is not enough:
         it may agree with whoever put an older copy back.
         """
-        return bool(self.told & self.independent)
+        return bool(self.reported & self.independent)
 
     @property
     def independent(self) -> frozenset[str]:

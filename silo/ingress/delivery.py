@@ -21,7 +21,7 @@ from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digests, Inbound
 from ...security.blind.plan import RoundPlan
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.records import Ingress, Payload, Peer
+from ...security.ledger.records import Ingress, MessageDigest, Peer
 from ..parts.tensors import Buffer, announced, unpack
 from .directed_rows import AnyRows, DirectedRows
 from .mix_rows import expected_rows, largest_rows
@@ -71,7 +71,7 @@ async def take(
     those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one
     or the other there may be none.
     """
-    # Opening rows and checking sums takes long: off the loop, so that heartbeats go on.
+    # Opening rows and checking sums takes long: off the loop, so that heartbeats continue.
     taking = _Taking(sender.id, plan, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
     waiting: list[Frame] = []
@@ -231,6 +231,6 @@ def _record(ledger: Ledger, sender: Peer, plan: RoundPlan, size: int, digests: D
         purpose="delivery",
         rpc=FETCH,
         sender=sender,
-        message=Payload(bytes=size, sha256=digests.total.hex()),
+        message=MessageDigest(bytes=size, sha256=digests.total.hex()),
     )
     ledger.append(record)

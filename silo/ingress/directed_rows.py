@@ -4,7 +4,7 @@ Each is the group of an open sum that this silo alone reads (security/blind/dire
 it must be this silo knows itself: which rounds have rows for it, the specification with its own
 weights of the row or such as it may be mixed by, what of the survivors it may see, and how much of
 its own it keeps. A row for a member of a round is of the last round of this silo that counts: it is
-mixed with what this silo gave then.
+mixed with this silo's contribution of then.
 
 Each round has one sum, so there is one row of it; those of the last delivery may come once more, as
 after a lost connection, and older ones do not (``OpenedDirected``, durable before a row is opened).
@@ -138,11 +138,58 @@ class DirectedRows:
 
         The steps run in order.
         """
-        sharing, job = self._sharing, self._sharing.job
         claim = Claim(mixed.document, mixed.signature, mixed.survivors, mixed.tag)
+        spec = self._checked_sum(claim, found[-1].spec.round if found else -1)
+
+        # (4) It is new, or one of those that came last.
+        again = spec.context().hex() in before.delivered
+        why = f"brings a row of round {spec.round} after those up to {before.newest} were opened"
+        check(again or spec.round > before.newest, COORDINATOR, Code.SPEC, why)
+
+        # (5) There is such a row for this silo, and (6) it is mixed in as the method says.
+        names, own = [group.name for group in spec.groups], row_name(mixed.part, self._sharing.silo)
+        check(
+            own in names,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of {mixed.part!r} of round {spec.round}, which has none",
+        )
+        index = names.index(own)
+        group = spec.groups[index]
+        # Only survivors: the values of others are not in the sum.
+        weights = {silo: group.counts[spec.cohort.index(silo)] for silo in claim.survivors}
+        check(
+            any(weights.values()),
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of round {spec.round} in which nobody is mixed",
+        )
+        whole = sum(weights.values())
+        shares = {silo: weight / whole for silo, weight in weights.items() if weight}
+        # A member's own share follows from the weights of the sum.
+        if self._members:
+            own_part = kept(spec, group, claim.survivors)
+            why = (
+                f"brings a row with keep = {mixed.keep!r}, by the weights of its sum it is"
+                f" {own_part!r}"
+            )
+            check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
+        fault = self._sharing.job.method().mail_fault(
+            spec.round, self._sharing.silo, shares, mixed.keep
+        )
+        check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
+        # Made with our private prekey, so nobody else can remove them.
+        pads = recipient_pads(spec, group, self._sharing.first_prekey, self._sharing.others)
+        return _AwaitedRow(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
+
+    def _checked_sum(self, claim: Claim, last: int) -> RoundSpec:
+        """The sum of a claim, if this silo may have a row of it after one of round ``last``.
+
+        RefusedError for any other.
+        """
+        sharing, job = self._sharing, self._sharing.job
         # (1) It is of a sum that the coordinator signed, of a round before this one, in turn.
         round_ = signed_spec(claim.document, claim.signature, sharing.signers).round
-        last = found[-1].spec.round if found else -1
         in_turn = last < round_ < self._round
         check(
             in_turn,
@@ -183,45 +230,7 @@ class DirectedRows:
             Code.SPEC,
             f"sums over {', '.join(spec.cohort)}: not all were drawn for its round",
         )
-
-        # (4) It is new, or one of those that came last.
-        again = spec.context().hex() in before.delivered
-        why = f"brings a row of round {round_} after those up to {before.newest} were opened"
-        check(again or round_ > before.newest, COORDINATOR, Code.SPEC, why)
-
-        # (5) There is such a row for this silo, and (6) it is mixed in as the method says.
-        names, own = [group.name for group in spec.groups], row_name(mixed.part, sharing.silo)
-        check(
-            own in names,
-            COORDINATOR,
-            Code.SPEC,
-            f"brings a row of {mixed.part!r} of round {round_}, which has none",
-        )
-        index = names.index(own)
-        group = spec.groups[index]
-        # Only survivors: the values of others are not in the sum.
-        weights = {silo: group.counts[spec.cohort.index(silo)] for silo in claim.survivors}
-        check(
-            any(weights.values()),
-            COORDINATOR,
-            Code.SPEC,
-            f"brings a row of round {round_} in which nobody is mixed",
-        )
-        whole = sum(weights.values())
-        shares = {silo: weight / whole for silo, weight in weights.items() if weight}
-        # A member's own share follows from the weights of the sum.
-        if self._members:
-            own_part = kept(spec, group, claim.survivors)
-            why = (
-                f"brings a row with keep = {mixed.keep!r}, by the weights of its sum it is"
-                f" {own_part!r}"
-            )
-            check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
-        fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
-        check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
-        # Made with our private prekey, so nobody else can remove them.
-        pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
-        return _AwaitedRow(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
+        return spec
 
     def _finish(self, coming: _AwaitedRow, words: Words) -> None:
         part = coming.expected.part

@@ -16,8 +16,8 @@
 Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart
 leads to a second one. Each carries its digest (files/checked_file.py). None holds a secret: seeds
 are in no file. What is lost of uploads and vectors the ledger still has
-(silo/blind/hidden_uploads.py); of rows it has none, so their memory is begun before this silo gives
-to the job's key, and is there from then on.
+(silo/blind/hidden_uploads.py); of rows it has none, so their memory is begun before this silo
+contributes to the job's key, and is there from then on.
 """
 
 from pathlib import Path
@@ -91,7 +91,7 @@ class MixMemory:
     def check_begun(self, job: Job, contributed: bool) -> None:
         """LocalError where memory of rows is gone.
 
-        ``contributed``: the ledger has that this silo gave to their key.
+        ``contributed``: the ledger has this silo's contribution to their key.
         """
         # Files are begun before the contribution leaves, so now they must be there.
         for part in _mixed(job) if contributed else ():

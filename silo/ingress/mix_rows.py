@@ -1,7 +1,7 @@
 """The rows of a Mix in one delivery: checked, opened as their words come, and put together.
 
 A row that breaks a rule is refused before a seed is opened, and what it was made of is remembered
-before that, durable: opened twice, with other weights, rows would tell what a single silo gave
+before that, durable: opened twice, with other weights, rows would tell a single silo's contribution
 (SECURITY.md rules 4 to 6, mix_row.py). The same rows again, as after a lost connection, tell
 nothing new.
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from ...algorithms.exchange.parts import WEIGHT
-from ...algorithms.leaks.taint import PRIVATE, Taint, taints_from_text, taints_to_text, worst
+from ...algorithms.leaks.taint import EXACT, Taint, taints_from_text, taints_to_text, worst
 from ...algorithms.training.silo_round import TAINTS
 from ...errors import LocalError
 from ...files import tensor_file
@@ -38,17 +38,17 @@ class Contributions:
     start: int = UNSAID
 
     def taint(self, part: str, name: str) -> Taint:
-        """The taint of a tensor; private unless something else was said."""
-        return self.taints.get(part, {}).get(name, PRIVATE)
+        """The taint of a tensor; exact unless something else was said."""
+        return self.taints.get(part, {}).get(name, EXACT)
 
 
 def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:
-    """The releases, in whatever form, each with its taint; without one it is private."""
+    """The releases, in whatever form, each with its taint; without one it is exact."""
     found = []
     for release in releases:
         taint = _taint(release, contributions)
         # reservations paid for what is differentially private, and for nothing else
-        ids = sorted(taint.ids) if taint.name == "dp" else ()
+        ids = sorted(taint.ids) if taint.name == "noised" else ()
         found.append(replace(release, taint=taint.name, ledger_ids=tuple(ids)))
     return tuple(found)
 

@@ -122,7 +122,7 @@ def upload_releases(plan: RoundPlan) -> tuple[Release, ...]:
     else:
         releases = list(_blind_releases(plan))
     if job.privacy is not None:
-        return tuple(replace(release, taint="dp") for release in releases)
+        return tuple(replace(release, taint="noised") for release in releases)
     return tuple(releases)
 
 

@@ -228,7 +228,7 @@ def announced(
             peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}"
         )
 
-    # Only uploads go on in the middle: a part of a delivery has digests of nothing whole.
+    # Only uploads resume in the middle: a part of a delivery has digests of nothing whole.
     if manifest.offset:
         raise RefusedError(
             peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"

@@ -73,9 +73,9 @@ class JobTraining:
 
         # The gate hides the parts of a blind job, and takes them whole.
         parts = {part.name: part for part in job.up(round_)}
-        give = laid_out if job.security.required else PLAIN.give
+        contribute = laid_out if job.security.required else PLAIN.contribute
         given = {
-            name: give(parts[name], contribution)
+            name: contribute(parts[name], contribution)
             for name, contribution in outcome.contributions.items()
         }
         contributions = Contributions(given, outcome.taints)

@@ -212,7 +212,7 @@ class Crew:
         Work in progress is lost. A second call does nothing.
         """
         for worker in self._workers:
-            # Kill all before joining any, so that none goes on training meanwhile.
+            # Kill all before joining any, so that none continues to train meanwhile.
             worker.process.kill()
         for worker in self._workers:
             worker.process.join()

@@ -45,7 +45,7 @@
 
     [simulation]
     look_every = 1                    # rounds after which all silos are evaluated
-    checkpoint_every = 10             # rounds after which it can be gone on from
+    snapshot_every = 10               # rounds after which a snapshot is written
 
 A job file with [data] and [partition] is such a file too. [security] stays in the jobs: a
 simulation adds up in the clear, withholds what a blind job withholds, and rejects what it rejects,
@@ -114,7 +114,7 @@ class SimulationTable(Strict):
 
     look_every: Count = 1
     """Rounds after which all silos are evaluated."""
-    checkpoint_every: Count = 10
+    snapshot_every: Count = 10
     """Rounds after which it is kept how far a run has come."""
 
 
@@ -207,7 +207,7 @@ class Experiment:
     @property
     def schedule(self) -> Schedule:
         """The [simulation] table."""
-        return Schedule(self.file.simulation.look_every, self.file.simulation.checkpoint_every)
+        return Schedule(self.file.simulation.look_every, self.file.simulation.snapshot_every)
 
 
 def read(path: Path) -> Experiment:

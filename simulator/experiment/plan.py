@@ -39,10 +39,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rounds between two looks at all silos, and between two checkpoints.
+    """Rounds between two looks at all silos, and between two snapshots.
 
     Both also come after the last round.
     """
 
     look_every: int
-    checkpoint_every: int
+    snapshot_every: int

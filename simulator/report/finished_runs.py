@@ -26,7 +26,7 @@ class Recorded:
     """One run, finished or not; ``rounds`` are all that it trains.
 
     Only a finished run has models and a coordinator. ``seconds`` is how long processes worked on it
-    up to its last checkpoint; None before the first.
+    up to its last snapshot; None before the first.
     """
 
     folder: Path
@@ -75,23 +75,23 @@ def load_runs(out: Path) -> tuple[Recorded, ...]:
 
 
 def _recorded(folder: Path) -> Recorded:
-    """Read run.json first, then what has come of it; a new run has no checkpoint and no history."""
+    """Read run.json first, then what has come of it; a new run has no snapshot and no history."""
     manifest, index = identity.read(folder), read_index(folder)
     path = folder / HISTORY
     kept, seconds, finished = None, None, False
     if index is not None:
-        # a checkpoint of another run would lend this one its history
+        # a snapshot of another run would lend this one its history
         if sha256(manifest.to_bytes()).hexdigest() != index.run:
             raise LocalError(
                 f"{folder / RUN}: is not what the snapshot next to it was written for; {BEGIN_ANEW}"
             )
-        # The lines that a checkpoint covers must be unchanged.
+        # The lines that a snapshot covers must be unchanged.
         history_file.check(path, index.history)
         seconds = index.milliseconds / 1000
         if index.finished is not None:
             kept, finished = index.finished.history, True
 
-    # a run's history may be ahead of its checkpoint: what is read is what was measured, and a
+    # a run's history may be ahead of its snapshot: what is read is what was measured, and a
     # resumed run measures the same again
     history: tuple[Measured, ...] = ()
     if path.exists():

@@ -1,4 +1,4 @@
-"""How all pictures of a simulation look: one palette, one style, PNG bytes.
+"""How all pictures look, those of simulations and of the demo: one palette, one style.
 
 Nothing of a user's own settings.
 
@@ -36,6 +36,8 @@ STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
     "grid.linewidth": 0.7,
     "legend.frameon": False,
     "text.parse_math": False,  # a name may hold two dollars
+    "svg.fonttype": "none",
+    "svg.hashsalt": "staddle",
 }
 
 
@@ -82,10 +84,15 @@ def within(values: Sequence[float]) -> tuple[float, float]:
     return max(low - air, -0.02), min(high + air, 1.02)
 
 
-def picture(width: float, height: float, draw: Callable[[Figure], None]) -> bytes:
-    """PNG of what ``draw`` puts into a figure of so many inches.
+def picture(
+    width: float,
+    height: float,
+    draw: Callable[[Figure], None],
+    form: Literal["png", "svg"] = "png",
+) -> bytes:
+    """What ``draw`` puts into a figure of this width and height, in inches.
 
-    The same bytes for the same figure.
+    The same bytes for the same figure. Texts of an SVG stay texts, which a reader can search.
     """
     with mpl.rc_context():
         # The user's matplotlib settings must not change a picture.
@@ -94,5 +101,7 @@ def picture(width: float, height: float, draw: Callable[[Figure], None]) -> byte
         figure = Figure((width, height), dpi=DOTS_AN_INCH, layout="constrained")
         draw(figure)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png")
+        # Without the time of day, and with names of its parts that are not drawn at random.
+        metadata = {"Date": None} if form == "svg" else None
+        figure.savefig(buffer, format=form, metadata=metadata)
         return buffer.getvalue()

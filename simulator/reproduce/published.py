@@ -5,7 +5,7 @@ They stand in ``tables/<paper>.toml``::
     citation = "Author, Author, 'Title', venue, arXiv:…"
     seeds = 5                             # that the paper ran; left out if it does not say
     # how Local and FedRep run if no row has them
-    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]
+    alongside = [{ name = "fedrep", options = { head_epochs = 1 } }]
 
     [common]                      # what settings have in common; a setting's own keys replace these
     rounds = 200
@@ -14,7 +14,7 @@ They stand in ``tables/<paper>.toml``::
     # an experiment (simulator/experiment/experiment.py) without name, seeds and methods
     [settings.cifar10-dir01]
     title = "CIFAR-10, Dir(0.1)"
-    without = ["fedrep"]                  # methods of ``beside`` that cannot work there
+    without = ["fedrep"]                  # methods of ``alongside`` that cannot work there
     # paths start at the folder that the user names
     data = { kind = "torchvision", name = "CIFAR10" }
     partition = { kind = "dirichlet", silos = 100, alpha = 0.1 }
@@ -76,7 +76,7 @@ LOST, FAILED = "?", "-"
 PRINTED = re.compile(
     r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
 )
-NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs beside the others
+NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs next to the others
 
 Unit = Literal["percent", "share"]
 # by unit: the number that is the whole, and how many digits of a value are not behind the point in
@@ -209,20 +209,20 @@ class PaperFile(Strict):
 
     citation: str
     seeds: Count | None = None
-    beside: tuple[ChosenMethod, ...] = ()
+    alongside: tuple[ChosenMethod, ...] = ()
     common: dict[str, Any] = Field(default_factory=dict)
     settings: dict[Name, dict[str, Any]]
     tables: Annotated[tuple[TableTable, ...], Field(min_length=1)]
 
-    @pydantic.field_validator("beside")
+    @pydantic.field_validator("alongside")
     @classmethod
-    def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
+    def _of_those_alongside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
         # Any other method belongs in its own row.
         names = {method.name for method in methods}
         others = sorted(names.difference(NEXT_TO_IT))
         if others:
             raise ValueError(
-                f'"beside" has {", ".join(others)}; next to every table run'
+                f'"alongside" has {", ".join(others)}; next to every table run'
                 f" {' and '.join(NEXT_TO_IT)} alone"
             )
         return methods
@@ -285,8 +285,8 @@ class PaperRow:
 class PaperTable:
     """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
 
-    ``beside`` are the methods of NEXT_TO_IT in the settings where no row has them, with the options
-    that the paper's other tables have.
+    ``alongside`` are the methods of NEXT_TO_IT in the settings where no row has them, with the
+    options that the paper's other tables have.
     """
 
     paper: str
@@ -297,7 +297,7 @@ class PaperTable:
     deviation: Of
     columns: tuple[PaperColumn, ...]
     rows: tuple[PaperRow, ...]
-    beside: tuple[PaperRow, ...]
+    alongside: tuple[PaperRow, ...]
     notes: tuple[str, ...]
 
     @property
@@ -313,7 +313,7 @@ class PaperTable:
     @property
     def all_rows(self) -> tuple[PaperRow, ...]:
         """The paper's rows, then those that run next to them."""
-        return (*self.rows, *self.beside)
+        return (*self.rows, *self.alongside)
 
 
 @cache
@@ -350,7 +350,7 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
         rows[table.name] = tuple(_row(row, table, settings, origin) for row in table.rows)
         everyone += rows[table.name]
     _check_labels(everyone, origin)
-    besides = _besides(file)
+    alongside = _alongside_methods(file)
 
     # a method next to a table runs as another table has it, so all rows come before all tables
     tables = []
@@ -368,19 +368,19 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
                 deviation=table.deviation,
                 columns=columns,
                 rows=own,
-                beside=_beside(own, everyone, columns, table.score.named, besides),
+                alongside=_alongside(own, everyone, columns, table.score.named, alongside),
                 notes=table.notes,
             )
         )
     return tuple(tables)
 
 
-def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
+def _alongside_methods(file: PaperFile) -> dict[str, ChosenMethod]:
     """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
     defaults = [ChosenMethod(name=name) for name in NEXT_TO_IT]
     methods = {}
     # The file's own come last and replace the defaults.
-    for method in (*defaults, *file.beside):
+    for method in (*defaults, *file.alongside):
         if method.name in METHODS:
             methods[method.name] = method
     return methods
@@ -521,19 +521,19 @@ def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
                 )
 
 
-def _beside(
+def _alongside(
     rows: Sequence[PaperRow],
     everyone: Sequence[PaperRow],
     columns: Sequence[PaperColumn],
     score: Named,
-    besides: Mapping[str, ChosenMethod],
+    alongside: Mapping[str, ChosenMethod],
 ) -> tuple[PaperRow, ...]:
     """A row without values per method that runs next to this table's; ``everyone``: all tables'."""
     settings = _settings(columns)
     # The paper has no values for these methods.
     nothing = (PaperValue(""),) * len(columns)
     found = []
-    for name, method in besides.items():
+    for name, method in alongside.items():
         methods = {}
         for setting in settings:
             has_own_row = _first_of(rows, setting, name) is not None
@@ -541,7 +541,7 @@ def _beside(
                 continue
             # the options that the paper's other tables have: the tables share the runs
             elsewhere = _first_of(everyone, setting, name)
-            # Otherwise with the options of ``beside``, or the defaults.
+            # Otherwise with the options of ``alongside``, or the defaults.
             methods[setting.name] = elsewhere or method
         if methods:
             found.append(PaperRow(name, nothing, score, methods))

@@ -29,7 +29,7 @@ def writing(path: Path, failure: str = "cannot write it") -> Iterator[None]:
 
 
 def read_kept(path: Path) -> bytes:
-    """The bytes of a file that a checkpoint needs; LocalError where it cannot be read.
+    """The bytes of a file that a snapshot needs; LocalError where it cannot be read.
 
     The error says how to begin again.
     """

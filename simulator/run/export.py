@@ -59,7 +59,7 @@ def write(
     with writing(folder / MODELS, "cannot make it"):
         (folder / MODELS).mkdir(exist_ok=True)
 
-    # the checkpoint that names these files comes after them: a run is finished only with all its
+    # the snapshot that names these files comes after them: a run is finished only with all its
     # results
     written = []
     for name, data in files.items():

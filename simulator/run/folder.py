@@ -4,15 +4,15 @@
 
     <out>/<label>/seed-<seed>/run.json                  what run this is (manifest.py)
                               history.jsonl             what was measured, line by line (history.py)
-                              checkpoint.json, checkpoint/    where it is (snapshot.py)
+                              snapshot.json, snapshot/  where it is (snapshot.py)
                               rounds.csv, silos.csv, models/, coordinator.safetensors    at the end
         (export.py)
                               LOCK                      held by the one process that runs it
 
 The runner calls ``record`` with the measures of each round and, every few rounds and after the
-last, ``checkpoint``; then ``finish`` with the look after the last round. After a kill at any point,
-the next process finds the last checkpoint and the history up to it, trains and measures again what
-came after, and ends with the same bytes.
+last, ``save_snapshot``; then ``finish`` with the look after the last round. After a kill at any
+point, the next process finds the last snapshot and the history up to it, trains and measures again
+what came after, and ends with the same bytes.
 """
 
 import re
@@ -74,7 +74,7 @@ def opened(
 class RunFolder:
     """A run on disk, between two of its rounds.
 
-    One process at a time has it. If it is killed, the run resumes from the last checkpoint.
+    One process at a time has it. If it is killed, the run resumes from the last snapshot.
     """
 
     def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
@@ -85,8 +85,8 @@ class RunFolder:
         _tidy(path)
 
         # Bound to run.json by its digest, so that files of two runs cannot be mixed.
-        self._checkpoint = Snapshots(path, sha256(there.to_bytes()).hexdigest())
-        self.finished, kept = _how_far(path, self._checkpoint.index)
+        self._snapshots = Snapshots(path, sha256(there.to_bytes()).hexdigest())
+        self.finished, kept = _how_far(path, self._snapshots.index)
         # another device or release may round differently, and the results would not be the same
         # bytes; a finished run is only read
         if not self.finished and there.made_with != here.made_with:
@@ -94,13 +94,13 @@ class RunFolder:
                 f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
                 " round differently; resume it as it was begun, choose another --out, or remove it"
             )
-        # Measures after the checkpoint are cut off, and taken again.
+        # Measures after the snapshot are cut off, and taken again.
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
 
     def begun(self) -> Snapshot | None:
         """The snapshot from which the run resumes, its silos in job order; None for a new run."""
-        found = self._checkpoint.load()
+        found = self._snapshots.load()
         if found is None:
             return None
         # In job order, on which floating-point sums depend.
@@ -114,18 +114,18 @@ class RunFolder:
     def record(self, measures: Iterable[Measured]) -> None:
         """Add to the history.
 
-        After a crash, what was recorded after the last checkpoint is measured again.
+        After a crash, what was recorded after the last snapshot is measured again.
         """
         added = tuple(measures)
         self._history.append(added)
         self._measures += added
 
-    def checkpoint(self, snapshot: Snapshot) -> None:
-        """Let the run resume from here; the checkpoint is on the disk when this returns.
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Let the run resume from here; the snapshot is on the disk when this returns.
 
-        The history is synced first: the checkpoint has its length and digest.
+        The history is synced first: the snapshot has its length and digest.
         """
-        self._checkpoint.write(snapshot, self._history.sync())
+        self._snapshots.write(snapshot, self._history.sync())
 
     def finish(
         self,
@@ -135,7 +135,7 @@ class RunFolder:
     ) -> tuple[Path, ...]:
         """Record the look after the last round, write the results, and end the run.
 
-        Returns the files. ``states`` are the models that the silos keep. The checkpoint after the
+        Returns the files. ``states`` are the models that the silos keep. The snapshot after the
         last round must be written already.
         """
         self.record(last)
@@ -145,7 +145,7 @@ class RunFolder:
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 
         # last: a run that names its results as finished has all of them on the disk
-        self._checkpoint.finish(FinishedRun(history=self._history.sync(), results=names))
+        self._snapshots.finish(FinishedRun(history=self._history.sync(), results=names))
         self.finished = True
         return made
 
@@ -155,7 +155,7 @@ class RunFolder:
 
 
 def _begin(path: Path, here: RunManifest) -> RunManifest:
-    """The manifest with which the run began; a run without a checkpoint begins here.
+    """The manifest with which the run began; a run without a snapshot begins here.
 
     LocalError where the folder holds another run, or something else.
     """
@@ -164,7 +164,7 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
         there = manifest.read(path)
         # Check it before anything is removed or cut off.
         manifest.check_same(path, there, here)
-        # a run of another release that has no checkpoint yet starts again
+        # a run of another release that has no snapshot yet starts again
         if there == here or (path / INDEX).exists():
             return there
     else:

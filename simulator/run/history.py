@@ -6,7 +6,7 @@ On disk a history is a line per measure, and lines are only ever added.
 
     {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71],"clinic-b":[40,68]}}
 
-that is, right and all records by silo. A checkpoint says how many bytes belong to it (``Prefix``);
+that is, right and all records by silo. A snapshot says how many bytes belong to it (``Prefix``);
 a run that resumes from it measures again what came after them.
 """
 
@@ -128,14 +128,14 @@ def _pair(
 class Prefix(Strict):
     """The first bytes of a file, by their number and their SHA-256 in hex.
 
-    A checkpoint records the part of a growing file that it covers.
+    A snapshot records the part of a growing file that it covers.
     """
 
     bytes: int
     sha256: str
 
 
-# The history of a run before its first checkpoint.
+# The history of a run before its first snapshot.
 NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -158,17 +158,17 @@ class HistoryFile:
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
-        # Check first: lines that a checkpoint covers are never cut off.
+        # Check first: lines that a snapshot covers are never cut off.
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
 
-        # opened to append: no write can land on a line that a checkpoint vouches for
+        # opened to append: no write can land on a line that a snapshot vouches for
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with writing(path):
             self._descriptor = os.open(path, flags, 0o644)
             try:
-                # Measures after the checkpoint will be taken again.
+                # Measures after the snapshot will be taken again.
                 os.ftruncate(self._descriptor, self._size)
                 os.fsync(self._descriptor)
                 sync_directory(path.parent)
@@ -186,12 +186,12 @@ class HistoryFile:
             # A single write: a partial one is an error.
             if data and os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part was written")
-        # not before the write: a line that the disk rejected is in no checkpoint
+        # not before the write: a line that the disk rejected is in no snapshot
         self._hash.update(data)
         self._size += len(data)
 
     def sync(self) -> Prefix:
-        """Make all lines durable; returns what a checkpoint says of them.
+        """Make all lines durable; returns what a snapshot says of them.
 
         UnwritableError if the disk fails, or the file's length is not what was written.
         """
@@ -265,7 +265,7 @@ def _measured(line: bytes, where: str) -> Measured:
 def _checked(path: Path, kept: Prefix) -> bytes:
     data = b""
     if kept.bytes:  # else the file may not be there yet
-        # Bytes after it are in no checkpoint, and may end in half a line.
+        # Bytes after it are in no snapshot, and may end in half a line.
         data = read_kept(path)[: kept.bytes]
     found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     if kept != found:

@@ -5,7 +5,7 @@
     {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"device":"cpu","staddle":"0.1.0","torch":"2.13.0"},
      "population":"5f2a…","seed":1,"silos":[{"name":"clinic-a","test":71,"train":284,"validation":null},…],"version":1}
 
-``job`` is the job's document (job.py). How often a checkpoint is written is left out, since it
+``job`` is the job's document (job.py). How often a snapshot is written is left out, since it
 changes no result.
 """
 
@@ -77,7 +77,7 @@ class RunManifest(Strict):
     def to_bytes(self) -> bytes:
         """Canonical JSON and a newline.
 
-        A checkpoint has the digest of these bytes.
+        A snapshot has the digest of these bytes.
         """
         return canonical_json(self.model_dump()) + b"\n"
 

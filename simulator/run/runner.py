@@ -32,7 +32,7 @@ def complete(
     """Run the rest of a run: all of it in a new folder, nothing in that of a finished run.
 
     ``device`` is the engine's; ``events`` asks for TensorBoard's files. CancelledError where
-    ``stop`` was set; the checkpoint then holds the rounds that were complete.
+    ``stop`` was set; the snapshot then holds the rounds that were complete.
 
     The folder is locked meanwhile. LocalError if it belongs to another run, or a method fails.
     """
@@ -71,21 +71,21 @@ class _Rounds:
         self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
 
     def to_the_end(self) -> None:
-        # ``whole``: after the last complete round; ``kept``: the round of the last checkpoint.
+        # ``whole``: after the last complete round; ``kept``: the round of the last snapshot.
         whole, kept = self._simulation.snapshot(), self._simulation.round
         try:
             while self._simulation.round < self._job.length:
                 self._next()
                 whole = self._simulation.snapshot()
                 if self._is_due(whole):
-                    self._folder.checkpoint(whole)
+                    self._folder.save_snapshot(whole)
                     kept = whole.round
             # Outside the loop: a resumed run may lack only this.
             self._finish()
         except CancelledError:
             # only complete rounds are kept; the one that was cut short is trained again
             if whole.round > kept:
-                self._folder.checkpoint(whole)
+                self._folder.save_snapshot(whole)
             rounds = self._job.rounds_before(whole.round)
             raise CancelledError(
                 f"{self._run.label}, seed {self._run.seed}: stopped; the same command resumes after"
@@ -93,10 +93,10 @@ class _Rounds:
             ) from None
 
     def _is_due(self, whole: Snapshot) -> bool:
-        """Whether a checkpoint is written after this round."""
+        """Whether a snapshot is written after this round."""
         rounds = self._job.rounds_before(whole.round)
-        # Always after the last round: ``finish`` needs that checkpoint.
-        return rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length
+        # Always after the last round: ``finish`` needs that snapshot.
+        return rounds % self._schedule.snapshot_every == 0 or whole.round == self._job.length
 
     def _next(self) -> None:
         """A round and its measures; ``_finish`` takes the look after the last."""

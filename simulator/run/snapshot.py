@@ -2,16 +2,16 @@
 
 ::
 
-    <folder>/checkpoint.json                    index: the next round, how much of the history
+    <folder>/snapshot.json                      index: the next round, how much of the history
                                                 belongs to it, and files
-    <folder>/checkpoint/00000012.safetensors    states of silos, parts on the shelf, the
+    <folder>/snapshot/00000012.safetensors      states of silos, parts on the shelf, the
                                                 coordinator's state (tensor_file.py)
 
 A file is written once, under a number of its own, before the index that names it first; the index
 is replaced as a whole; then goes what it no longer names. Only what changed since the last index is
 written: what a simulation keeps is replaced, never altered, so what is the same object is the same.
 A file of which more than half was replaced since is rewritten without that, so the files hold at
-most twice what they must, and a checkpoint costs as much as the round changed.
+most twice what they must, and a snapshot costs as much as the round changed.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from .disk import BEGIN_ANEW, parse_kept, read_kept, writing
 from .history import Prefix
 from .tensor_file import Key, TensorEntry, pack, unpack
 
-INDEX, FOLDER = "checkpoint.json", "checkpoint"
+INDEX, FOLDER = "snapshot.json", "snapshot"
 # a file takes no more entries than reach this: a multiple of it is in memory
 PACK_BYTES = 64 * 1024 * 1024
 OURS = re.compile(r"[0-9]{8,}\.safetensors")
@@ -51,7 +51,7 @@ Source: TypeAlias = SiloState | Tensors
 
 
 class File(Strict):
-    """A file of a checkpoint, and what in it counts; the rest was replaced since.
+    """A file of a snapshot, and what in it counts; the rest was replaced since.
 
     ``sha256`` is of the whole file, replaced entries included.
     """
@@ -73,10 +73,10 @@ class FinishedRun(Strict):
 
 
 class Index(Strict):
-    """The content of checkpoint.json, next to its SHA-256; ``run`` is the SHA-256 of run.json.
+    """The content of snapshot.json, next to its SHA-256; ``run`` is the SHA-256 of run.json.
 
     ``milliseconds`` is how long processes worked on the run by then; the time after a killed
-    process's last checkpoint is lost.
+    process's last snapshot is lost.
     """
 
     version: Literal[1] = 1
@@ -111,7 +111,7 @@ class _Written:
 
 
 class Snapshots:
-    """The checkpoints of one run, one replacing the other; one process writes them.
+    """The snapshots of one run, one replacing the other; one process writes them.
 
     The process must hold the run's lock. Files that an index names are never changed.
     """
@@ -120,7 +120,7 @@ class Snapshots:
         self._folder, self._path, self._run = folder / FOLDER, folder / INDEX, run
         self._clock, self._begun = clock, clock()
         self._index = read_index(folder)
-        # Milliseconds of earlier processes, up to the last checkpoint.
+        # Milliseconds of earlier processes, up to the last snapshot.
         self._earlier = 0
         if self._index is not None:
             self._earlier = self._index.milliseconds
@@ -138,11 +138,11 @@ class Snapshots:
 
     @property
     def index(self) -> Index | None:
-        """The index of the last checkpoint, as on the disk; None before the first."""
+        """The index of the last snapshot, as on the disk; None before the first."""
         return self._index
 
     def load(self) -> Snapshot | None:
-        """The last checkpoint; None before the first.
+        """The last snapshot; None before the first.
 
         LocalError names the file that is not as it was written.
         """
@@ -162,13 +162,13 @@ class Snapshots:
         return _snapshot(self._index, self._placed)
 
     def write(self, snapshot: Snapshot, history: Prefix) -> None:
-        """Replace the checkpoint; ``history`` is durable already.
+        """Replace the snapshot; ``history`` is durable already.
 
         A process that resumes the run with the same code finds it whole.
 
-        UnwritableError if the disk fails; the earlier checkpoint then stays valid.
+        UnwritableError if the disk fails; the earlier snapshot then stays valid.
         """
-        # a checkpoint costs as much as the round changed: what an earlier file holds is not written
+        # a snapshot costs as much as the round changed: what an earlier file holds is not written
         # again
         sources = _sources(snapshot)
         placed = self._still_placed(sources)
@@ -178,8 +178,8 @@ class Snapshots:
         for key in placed:
             del fresh[key]
 
-        # numbers go on after every file there is, named or not: a write that failed may have left
-        # one, and no file is written twice
+        # numbers continue after every file there is, named or not: a write that failed may have
+        # left one, and no file is written twice
         used = [int(path.stem) for path in self._ours()]
         numbers = count(1 + max(used, default=-1))
         for entries in _batches(fresh):
@@ -250,7 +250,7 @@ class Snapshots:
         self._index = index
 
     def _ours(self) -> list[Path]:
-        """Files of checkpoints, whether the index names them or not.
+        """Files of snapshots, whether the index names them or not.
 
         A write that failed may have replaced the index.
         """
@@ -271,7 +271,7 @@ class Snapshots:
 
 
 def read_index(folder: Path) -> Index | None:
-    """The index of a run's last checkpoint; None before the first.
+    """The index of a run's last snapshot; None before the first.
 
     LocalError where it is not as it was written.
 

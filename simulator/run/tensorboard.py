@@ -3,7 +3,7 @@
 Written where the extra ``staddle[tensorboard]`` is installed, with a tag per measure and average,
 such as ``all/trained/macro``, and the rounds as steps. A process that resumes a run writes its
 events again from the history that is kept, and removes the old ones: what a killed process measured
-after its last checkpoint is measured again, and would otherwise appear twice.
+after its last snapshot is measured again, and would otherwise appear twice.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from .history import Measured
 from .scores import AVERAGES
 
 EVENTS = "tensorboard"  # folder in that of a run
-ANEW = 0  # step from which on a TensorBoard that is open drops what it has read
+FROM_START = 0  # step from which on a TensorBoard that is open drops what it has read
 
 
 class Board:
@@ -32,7 +32,7 @@ class Board:
         with writing(events, "cannot write there"):
             for old in events.glob("events.out.tfevents.*"):
                 old.unlink()
-            self._writer = writer(str(events), purge_step=ANEW)
+            self._writer = writer(str(events), purge_step=FROM_START)
         # Rewritten from the history: events of a killed process may go beyond it.
         self.add(history)
 

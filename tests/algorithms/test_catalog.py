@@ -101,7 +101,7 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
         ("Nameless", r"calls itself None; give class and entry point one name"),
         ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
-        ("Lacking", r"lacks down, give, stages; implement what the contract asks for"),
+        ("Lacking", r"lacks contribute, down, stages; implement what the contract asks for"),
     ],
 )  # fmt: skip
 def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):

@@ -66,7 +66,7 @@ class Surveying(Method):
     def noted(self, state, facts):
         return replace(state, extra={"seen": facts.measured["all"].clone()})
 
-    def give(self, state, facts):
+    def contribute(self, state, facts):
         assert state.extra["seen"] == facts.samples
         return {"sums": Contribution({n: facts.measured[n].clone() for n in ("one", "two", "all")})}
 
@@ -79,8 +79,8 @@ class Tuning(FedAvg):
     def up(self, round_):
         return () if self.tuning(round_) else super().up(round_)
 
-    def give(self, state, facts):
-        return {} if self.tuning(facts.round) else super().give(state, facts)
+    def contribute(self, state, facts):
+        return {} if self.tuning(facts.round) else super().contribute(state, facts)
 
 
 class ByClass(Surveying):

@@ -45,7 +45,7 @@ class Watched:
 
     def __init__(self, own, hidden=()):
         self.own, self.hidden, self.folds = own, hidden, {}
-        self.give, self.mix = own.give, own.mix
+        self.contribute, self.mix = own.contribute, own.mix
 
     def collect(self, part, members, read):
         found = self.own.collect(part, members, read)

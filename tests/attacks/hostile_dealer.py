@@ -42,7 +42,7 @@ def rubbish(victim):
         spoilt = tuple(spoil(each) if each.holder == victim else each for each in portions)
         root = Tree(portion.leaf() for portion in spoilt).root()
         unsigned = replace(honest, root=root, signature=b"")
-        signature = given[-1](SECAGG_DEALING, unsigned.payload(ctx))
+        signature = given[-1](SECAGG_DEALING, unsigned.signed_bytes(ctx))
         return replace(unsigned, signature=signature), spoilt, kept
 
     secagg_silo.deal = dealt

@@ -62,7 +62,7 @@ class Rubbish(Asking):
             root = Tree(each.leaf() for each in portions).root()
             dealing = replace(effect.dealing, root=root, signature=b"")
             sign, ctx = self.world.others[DEALER].sign, self.spec.context()
-            signature = sign(SECAGG_DEALING, dealing.payload(ctx))
+            signature = sign(SECAGG_DEALING, dealing.signed_bytes(ctx))
             dealing = replace(dealing, signature=signature)
             self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
             effect = s.SendShares(dealing, portions)
@@ -94,18 +94,20 @@ def against_an_honest_dealer(first):
     state, ctx = first.state, first.spec.context()
     dealt = state.bundles[HONEST], state.dealings[HONEST], state.portions[HONEST]
     key = receiving_seed(first.kept[VICTIM].receiving, ctx, VICTIM, HONEST)
-    return Misdealing(first.spec.payload(), *dealt, Unopened(VICTIM, key))
+    return Misdealing(first.spec.signed_bytes(), *dealt, Unopened(VICTIM, key))
 
 
 def of_another_job(first):
     """The same dealer in the job beside this one."""
     other = {"job": "other", "job_digest": first.world.jobs["other"].digest}
-    document = first.spec.model_copy(update=other).payload()
+    document = first.spec.model_copy(update=other).signed_bytes()
     return replace(genuine(first), document=document)
 
 
 def of_another_attempt(first):
-    return replace(genuine(first), document=first.spec.model_copy(update={"attempt": 7}).payload())
+    return replace(
+        genuine(first), document=first.spec.model_copy(update={"attempt": 7}).signed_bytes()
+    )
 
 
 @pytest.mark.parametrize(

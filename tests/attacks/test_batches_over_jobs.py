@@ -17,7 +17,7 @@ from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, Gro
 
 from staddle.algorithms.job.batches import split
 from staddle.security.identity.signers import Signers
-from staddle.security.ledger.sum_history import SignedSet, told
+from staddle.security.ledger.sum_history import SignedSet, find_implied
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.memory import Memory
@@ -87,7 +87,10 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
     terms = replace(Terms(), batches=world.jobs["first"].batches)
     members = frozenset((*EIGHT, NINTH))
     Memory().signed(whole.spec, EIGHT).entered(half.spec, (), Signers.of(world.roster), None, terms)
-    assert told([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST) is None
+    assert (
+        find_implied([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST)
+        is None
+    )
     off = None
     if None not in (whole.opened, half.opened, second.opened):
         found = second.counts() - (whole.counts() - half.counts())

@@ -117,7 +117,7 @@ def swapped(messages, place, **changes):
 
 
 def another_job(attempted, _):
-    payload = Attempted(attempted.world, "private").spec.payload()
+    payload = Attempted(attempted.world, "private").spec.signed_bytes()
     return [SignedSpec(payload, attempted.world.keys.sign(SECAGG_SPEC, payload))]
 
 
@@ -428,7 +428,7 @@ def flooding(attempted, number):
     told = lambda body, to=attempted.attempt: secagg_delivery_to_wire(SecaggDelivery(to, body))
     unknown = replace(attempted.attempt, ctx=bytes(32), attempt=number)
     later = attempted.spec.model_copy(update={"attempt": number})
-    signed = SignedSpec(later.payload(), world.keys.sign(SECAGG_SPEC, later.payload()))
+    signed = SignedSpec(later.signed_bytes(), world.keys.sign(SECAGG_SPEC, later.signed_bytes()))
     return {
         "nothing": secure.SecureDelivery(nothing=secure.SecureNothing()),
         "good specifications": told(

@@ -47,8 +47,8 @@ def contributions(world):
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
         METRICS.name: counts,
     }
-    give = lambda part: PLAIN.give(part, Contribution(found[part.name]))
-    return lambda _: {part.name: give(part) for part in world.job.up(0)}
+    contribute = lambda part: PLAIN.contribute(part, Contribution(found[part.name]))
+    return lambda _: {part.name: contribute(part) for part in world.job.up(0)}
 
 
 @pytest.fixture
@@ -202,11 +202,11 @@ def with_rest(harm):
 
     async def run(bad):
         await harm(bad)
-        give, done = bad.give_part, bad.given
+        contribute, done = bad.give_part, bad.given
 
         async def rest(part, round_):
             if part.name not in done:
-                await give(part, round_)
+                await contribute(part, round_)
 
         bad.give_part = rest
 
@@ -255,7 +255,7 @@ def test_versions_of_one_round_are_not_taken_without_end(play, monkeypatch):
 
 def test_masked_words_come_after_all_else(play):
     async def harm(bad):
-        give = bad.give_parts
+        contribute = bad.give_parts
 
         async def too_early(round_):
             async def masked(words):
@@ -269,7 +269,7 @@ def test_masked_words_come_after_all_else(play):
             await bad.say_padded(bad.word(extractor, made))
             await masked("rows come first")
             await bad.give_part(rows, round_)
-            bad.give_parts = give
+            bad.give_parts = contribute
 
         real = bad.do
 
@@ -287,7 +287,7 @@ def test_masked_words_come_after_all_else(play):
 
 def signed_again(bad, upload):
     line = bad.line(parts(bad)[0])
-    payload = replace(upload, signature=b"").payload(line)
+    payload = replace(upload, signature=b"").signed_bytes(line)
     return replace(upload, signature=bad.keys.sign(MIX_UPLOAD, payload))
 
 

@@ -50,7 +50,7 @@ def contribution(part, silo):
         tensors = {
             spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors
         }
-    return PLAIN.give(part, Contribution(tensors))
+    return PLAIN.contribute(part, Contribution(tensors))
 
 
 class Watched(MixSilo):

@@ -84,7 +84,7 @@ def test_of_one_upload_each_the_coordinator_with_a_silo_has_every_silo_s_part():
     made, values = Mixing(5, elements=200), np.random.default_rng(1).uniform(-8, 8, (5, 200))
     errors, friend = [], made.silos[0]
     for victim, own in zip(made.silos[1:], values[1:], strict=True):
-        upload = made.give(victim, own)
+        upload = made.contribute(victim, own)
         sealed = upload.upload, sealing.letters(upload.pieces)[friend]
         seed = o.open_seed(made.line, *sealed, friend, {0: seed_of(friend)}, made.signers)
         opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
@@ -186,7 +186,7 @@ def test_other_rows_are_refused_before_keys_are_dealt(spec, why):
 
 def received(spec, silo):
     """What a silo makes of a specification that the coordinator signed."""
-    document, own = spec.payload(), members_frame(weights=None, elements=200)
+    document, own = spec.signed_bytes(), members_frame(weights=None, elements=200)
     signature = signer("coordinator")(SECAGG_SPEC, document)
     return receive(document, signature, own, Terms(), signers(FIVE), silo)
 

@@ -36,7 +36,7 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     """The naive side: every other silo has the seed under which an upload is hidden."""
     made, values = Mixing(4, elements=200), np.random.default_rng(1).uniform(-8, 8, 200)
     victim, friend = made.silos[:2]
-    upload = made.give(victim, values)
+    upload = made.contribute(victim, values)
     letter = sealing.letters(upload.pieces)[friend]
     seed = o.open_seed(made.line, upload.upload, letter, friend, {0: seed_of(friend)}, made.signers)
     # as a row of it alone

@@ -84,10 +84,10 @@ def honest(world):
     async def scenario():
         round_ = world.daemon.runs[0].state.round
         for silo in ("east", "south"):
-            await world.callers[silo].give(round_)
+            await world.callers[silo].contribute(round_)
         await world.north.hello()
         with contextlib.suppress(grpc.aio.AioRpcError):  # it may have spoilt this round for itself
-            await world.north.give(round_, wary=True)
+            await world.north.contribute(round_, wary=True)
         assert (await world.callers["east"].told("round")).round == round_ + 1
 
     world.run(scenario())
@@ -258,7 +258,7 @@ def test_who_sends_nothing_more_is_ended_and_frees_its_place(world, honest, monk
             await refused(call, "LIMIT", "longer than its size allows")
             assert not list((world.folder / "spool").iterdir())
             monkeypatch.undo()
-        await world.north.give(round_)
+        await world.north.contribute(round_)
 
     world.run(scenario())
 
@@ -271,12 +271,12 @@ def test_a_line_of_a_few_bytes_a_second_is_ended_and_frees_its_place(world, hone
             await slow.hello()
             line.rate = 1000.0
             monkeypatch.setattr(uploads, "transfer_seconds", lambda _: 1.0)
-            giving = asyncio.create_task(slow.give(round_))
+            giving = asyncio.create_task(slow.contribute(round_))
             with pytest.raises(grpc.aio.AioRpcError):
                 await asyncio.wait_for(giving, SECONDS)
             monkeypatch.undo()
             await world.north.hello()
-            await world.north.give(round_)
+            await world.north.contribute(round_)
             await slow.channel.close()
 
     world.run(scenario())

@@ -224,7 +224,7 @@ def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tm
 # What goes wrong on our own side.
 
 
-@pytest.mark.parametrize("where", ["cross_entropy", "give", "deliver"])
+@pytest.mark.parametrize("where", ["cross_entropy", "contribute", "deliver"])
 @pytest.mark.control
 def test_a_method_that_fails_loses_the_round_and_not_the_agent(world, tmp_path, monkeypatch, where):
     def broken(*_, **__):
@@ -378,7 +378,7 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
 
 
 async def cut_before_the_end(hostile, frames, context):
-    """The whole payload comes; the line breaks before END."""
+    """The whole message comes; the line breaks before END."""
     async for frame in frames:
         hostile.arrived += len(frame.chunk)
         if frame.HasField("end"):

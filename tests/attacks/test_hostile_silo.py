@@ -87,7 +87,7 @@ BAD_WEIGHTS += [(float("nan"), "NOT_FINITE"), (float("inf"), "NOT_FINITE")]
 async def go_on(east, south, **fields):
     """The others' round comes to its end."""
     for silo in (east, south):
-        await silo.give(**fields)
+        await silo.contribute(**fields)
     assert (await east.told("round")).round == 1
 
 
@@ -99,7 +99,7 @@ async def values_of(silo, round_):
 @pytest.mark.parametrize(("weight", "code"), BAD_WEIGHTS)
 async def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving, weight, code):
     async with serving() as (north, east, south):
-        await refused(north.give(weight=weight, wary=True), code, WEIGHT)
+        await refused(north.contribute(weight=weight, wary=True), code, WEIGHT)
         assert serving.state().failed == {"north": code}
         await go_on(east, south, fill=0.5)
         assert (await north.told("round")).round == 1
@@ -111,9 +111,9 @@ async def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving
 @pytest.mark.control
 async def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight):
     async with serving() as (north, east, south):
-        await north.give(weight=weight, fill=3e38)
+        await north.contribute(weight=weight, fill=3e38)
         for silo in (east, south):
-            await silo.give(fill=-3e38)
+            await silo.contribute(fill=-3e38)
         await east.told("round")
         assert (await values_of(east, 1)).isfinite().all()
 
@@ -150,7 +150,7 @@ HEADS = {
 async def test_an_upload_under_a_head_that_does_not_extend_the_one_held_is_refused(serving, other):
     async with serving() as (north, east, south):
         for silo in (north, east, south):
-            await silo.give()
+            await silo.contribute()
         for silo in (north, east, south):
             assert (await silo.told("round")).round == 1
         frames = frames_of(north, 1)
@@ -162,7 +162,7 @@ async def test_an_upload_under_a_head_that_does_not_extend_the_one_held_is_refus
         assert serving.state().failed == {"north": "LEDGER"}
         held = north.ledger.held
         for silo in (east, south):
-            await silo.give(1)
+            await silo.contribute(1)
         await north.hello()
         assert north.ledger.held == held
         records = stored(serving.folder / "ledger")
@@ -198,10 +198,10 @@ async def test_a_value_beyond_the_bounds_of_the_schema_is_refused_and_the_others
 ):
     """One silo cannot stand for three holders of a class, nor make every model's output NaN."""
     async with serving() as (north, east, south):
-        await refused(north.give(wary=True, **bad), code, named)
+        await refused(north.contribute(wary=True, **bad), code, named)
         assert serving.state().failed == {"north": code}
         for silo in (east, south):
-            await silo.give(**good)
+            await silo.contribute(**good)
         assert (await north.told("round")).round == 1
         part = next(part for part in serving.run().job.down(1) if part.name in {"header", "model"})
         delivered = await tensors_of(east, part)
@@ -226,7 +226,7 @@ async def tensors_of(silo, part):
 @pytest.mark.parametrize("seq", [2**53, 2**63, 2**64 - 1])
 async def test_a_place_in_a_ledger_that_no_ledger_has_is_refused(serving, seq):
     async with serving() as (north, east, south):
-        await refused(north.give(seq=seq, wary=True), "MANIFEST", "ledger")
+        await refused(north.contribute(seq=seq, wary=True), "MANIFEST", "ledger")
         await go_on(east, south)
 
 
@@ -312,7 +312,7 @@ async def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, mo
             await flood()
         await refused(north.poll(), "LIMIT", "calls per second")
         for silo in (east, south):
-            await silo.give()
+            await silo.contribute()
         async with asyncio.timeout(SECONDS):
             while serving.limits().running:  # noqa: ASYNC110 a plain counter has no event
                 await asyncio.sleep(0.01)
@@ -351,7 +351,7 @@ async def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatc
     asked = breaking(monkeypatch, error("odd"))
     async with serving() as callers:
         for silo in callers:
-            await silo.give()
+            await silo.contribute()
         for silo in callers:
             assert not (await silo.told("finish")).completed
             await silo.answer("DONE")
@@ -370,7 +370,7 @@ async def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch,
     asked = breaking(monkeypatch, *errors[:failures])
     async with serving() as callers:
         for silo in callers:
-            await silo.give(fill=0.25)
+            await silo.contribute(fill=0.25)
         assert [(await silo.told("round")).round for silo in callers] == [1, 1, 1]
         values = await values_of(callers[0], 1)
         assert set(values.tolist()) == {0.25}
@@ -383,7 +383,7 @@ async def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
     asked = breaking(monkeypatch, *[OSError(errno.ENOSPC, "No space left on device")] * 9)
     async with serving() as callers:
         for silo in callers:
-            await silo.give()
+            await silo.contribute()
         assert not (await callers[0].told("finish")).completed
         assert "No space left" in serving.state().reason
     assert len(asked) == 3
@@ -407,7 +407,7 @@ async def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_wait
         for round_ in range(3):
             for silo in callers:
                 assert (await silo.told("round")).round == round_
-                await silo.give(round_)
+                await silo.contribute(round_)
         assert (await callers[0].told("finish")).completed == (failures < 3)
     assert kept == [("folding", {}, SILOS)] * min(failures + 1, 3)
     assert asked == [(0, SILOS), (1, SILOS), *[(2, SILOS)] * len(kept)]
@@ -425,7 +425,7 @@ async def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkey
 
     async with serving() as (north, east, south):
         for silo in (north, east, south):
-            await silo.give()
+            await silo.contribute()
         assert (await north.told("round")).round == 1
         monkeypatch.setattr(service, "transfer_seconds", lambda _: 1.0)
         with monkeypatch.context() as patched:
@@ -438,7 +438,7 @@ async def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkey
         assert len(await north.delivered(1)) > 0  # its place is free again
         call.cancel()
         for silo in (north, east, south):
-            await silo.give(1)
+            await silo.contribute(1)
         assert (await east.told("round")).round == 2
 
 
@@ -460,13 +460,13 @@ async def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, 
 
     async with serving() as (north, east, south):
         for silo in (north, east, south):
-            await silo.give(fill=0.25)
+            await silo.contribute(fill=0.25)
         await north.told("round")
         monkeypatch.setattr(tensor_file, "load_file", slow)
         old = asyncio.create_task(north.delivered(1))
         assert await asyncio.to_thread(reading.wait, SECONDS)
         for silo in (east, south):
-            await silo.give(1, fill=0.75)
+            await silo.contribute(1, fill=0.75)
         await north.answer("FAILED", 1)
         await asyncio.sleep(0.3)  # the fold is at its publication, or past it
         go_on.set()
@@ -482,6 +482,8 @@ async def test_a_negative_count_is_refused(serving, named):
     """It would take from the sums of the others."""
     async with serving() as (north, east, south):
         await refused(
-            north.give(named={named: -1}, wary=True), "BOUNDS", f"metrics/{named} holds a value"
+            north.contribute(named={named: -1}, wary=True),
+            "BOUNDS",
+            f"metrics/{named} holds a value",
         )
         await go_on(east, south)

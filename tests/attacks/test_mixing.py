@@ -45,13 +45,13 @@ def integer_rows(seed=0, n=N):
 def admitted(made, row, signature, memory=None, terms=None):
     recipient = row.recipient
     args = (memory or mix_row.RowMemory(), terms or Terms(), made.signers)
-    return mix_row.admit(made.line, recipient, row.payload(), signature, *args)
+    return mix_row.admit(made.line, recipient, row.signed_bytes(), signature, *args)
 
 
 def mixing(models, number=0, made=None):
     made = made or Mixing(len(models), elements=models.shape[1])
     for silo, model in zip(made.silos, models, strict=True):
-        made.give(silo, model, number)
+        made.contribute(silo, model, number)
     return made
 
 
@@ -98,7 +98,7 @@ def test_n_rows_of_one_version_solve_for_every_model_at_a_recipient():
         with pytest.raises(RefusedError, match="new uploads of 0 silos"):
             admitted(made, *offer, memory)
     for silo in SILOS[1:3]:
-        made.give(silo, models[0], 1)
+        made.contribute(silo, models[0], 1)
     with pytest.raises(RefusedError, match="new uploads of 2 silos"):
         admitted(made, *made.row(me, dict(zip(SILOS, A[1].tolist(), strict=True))), memory)
 
@@ -220,7 +220,7 @@ def test_a_re_used_pad_shows_what_changed():
     made, seed = Mixing(N, elements=D), hashlib.sha256(b"one seed").digest()
 
     def words(model, number):
-        return np.frombuffer(made.give(SILOS[0], model, number, seed=seed).hidden, "<u8")
+        return np.frombuffer(made.contribute(SILOS[0], model, number, seed=seed).hidden, "<u8")
 
     # Naive: two vectors under one stream differ by what training changed.
     difference = (words(after, 0) - words(before, 0)).view("<i8") / 2.0**27

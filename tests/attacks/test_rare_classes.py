@@ -226,7 +226,7 @@ def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(
         rows = {"rows": rows_of(state.parts["classifier"])}
         return {"rows": Contribution(rows, torch.ones(3, dtype=torch.float64))}
 
-    monkeypatch.setattr(FedSSA, "give", smuggling)
+    monkeypatch.setattr(FedSSA, "contribute", smuggling)
     told = "part 'rows' has rows of other classes than this silo has records of"
     with pytest.raises(LocalError, match=told):
         simulate(job, shards, exchanges=simulated(job))
@@ -239,7 +239,7 @@ def test_a_method_that_gives_rows_that_are_not_shown_gives_zeros(job, shards, mo
         weight = torch.tensor(held, dtype=torch.float64)
         return {"rows": Contribution({"rows": torch.full((3, self.width + 1), 7.0)}, weight)}
 
-    monkeypatch.setattr(FedSSA, "give", smuggling)
+    monkeypatch.setattr(FedSSA, "contribute", smuggling)
     coordinator = Opened(job)
     made = simulate(job, shards, exchanges=coordinator)
     assert made.states[VICTIM].extra[SAID].tolist() == [1, 0, 1]

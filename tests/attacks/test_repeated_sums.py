@@ -52,7 +52,9 @@ class Betrayed(Attempted):
                 ctx, sign = self.spec.context(), self.world.others[DEALER].sign
                 other = seed_commitment(ctx, DEALER, bytes(32))
                 dealing = replace(dealing, seed=other, signature=b"")
-                dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
+                dealing = replace(
+                    dealing, signature=sign(SECAGG_DEALING, dealing.signed_bytes(ctx))
+                )
                 self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
                 super().act(who, s.SendShares(dealing, portions))
             case c.EndAttempt():
@@ -95,7 +97,7 @@ def against_an_honest_dealer(first):
     state = first.state
     dealt = state.bundles[VICTIM], state.dealings[VICTIM], state.portions[VICTIM]
     shares = tuple(ShownShare(*each) for each in first.shares(VICTIM).items())
-    return Misdealing(first.spec.payload(), *dealt, Unjoined(SELF, shares))
+    return Misdealing(first.spec.signed_bytes(), *dealt, Unjoined(SELF, shares))
 
 
 def recovered(first, second):

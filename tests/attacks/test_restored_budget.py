@@ -66,7 +66,7 @@ class Agreeing(Hostile):
 
     async def hello(self, request, context):
         await super().hello(request, context)
-        self.tasks.insert(0, pb.Task(witness=pb.Witness(told=self.word(request.challenge))))
+        self.tasks.insert(0, pb.Task(witness=pb.Witness(attestations=self.word(request.challenge))))
         return pb.HelloReply(
             protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1, held=self.greeted
         )
@@ -180,7 +180,9 @@ def test_the_round_that_waited_goes_on_once_another_silo_answers(world, tmp_path
 
     async def hello(request, context):
         reply = await Agreeing.hello(first, request, context)
-        first.tasks.insert(-1, pb.Task(witness=pb.Witness(told=[answer(other, request.challenge)])))
+        first.tasks.insert(
+            -1, pb.Task(witness=pb.Witness(attestations=[answer(other, request.challenge)]))
+        )
         return reply
 
     first.hello = hello

@@ -43,8 +43,8 @@ def asked(silo, spec, own, *, terms=None, memory=None):
     RefusedError.
     """
     party = machine.Participant(silo, signers(FIVE), terms or Terms(), signer(silo), Drawn("asked"))
-    signature = signer("coordinator")(SECAGG_SPEC, spec.payload())
-    return machine.begin(party, own, spec.payload(), signature, memory or Memory())
+    signature = signer("coordinator")(SECAGG_SPEC, spec.signed_bytes())
+    return machine.begin(party, own, spec.signed_bytes(), signature, memory or Memory())
 
 
 def refused(silo, spec, own, **rest):
@@ -103,7 +103,8 @@ def test_static_counts_are_summed_over_all_or_not_at_all():
     lenient = Run(spec, given_counts(), **lost).finish()
     for silo in FIVE[:4]:
         state, event = lenient.before[silo, "SurvivorsReceived"]
-        _, (end,) = machine.advance(replace(state, party=replace(state.party, terms=terms)), event)
+        own = replace(state.participant, terms=terms)
+        _, (end,) = machine.advance(replace(state, participant=own), event)
         assert (end.code, end.blame) == ("SURVIVORS", "coordinator")
 
 

@@ -107,8 +107,8 @@ class Hostile(FedPer):
 
     trick = staticmethod(lambda contributions: contributions)
 
-    def give(self, state, facts):
-        return self.trick(super().give(state, facts))
+    def contribute(self, state, facts):
+        return self.trick(super().contribute(state, facts))
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def test_a_job_that_is_renamed_gives_under_the_signed_name_and_digest(world, att
 
 def refused(world, payload, words):
     with pytest.raises(LocalError, match=words):
-        world.give(payload)
+        world.contribute(payload)
     world.nothing_left()
     assert SECRET[:16] not in crossed(world.client)
 
@@ -471,11 +471,11 @@ def test_2_and_3_metrics_count_test_records(world, counts, words):
 def test_3_a_census_counts_training_records(world, samples):
     world.job = world.made.job("census", "fedsimsup", silos=(*SILOS, "silo-d"), participation=0.75)
     world.policy = world.gate._policy = world.made.policy(world.job)
-    world.give(world.payload(samples=torch.tensor(RECORDS.train)))
+    world.contribute(world.payload(samples=torch.tensor(RECORDS.train)))
     world.client.uploads, world.client.frames = 0, []
     before = len(records(world.path))
     with pytest.raises(LocalError, match="samples is not a whole number from 0 to 30"):
-        world.give(world.payload(samples=torch.tensor(samples)))
+        world.contribute(world.payload(samples=torch.tensor(samples)))
     assert world.client.uploads == 0
     assert kinds(records(world.path)[before:]) in ([], ["egress.outcome"])  # of the one before
 
@@ -486,7 +486,7 @@ def test_an_instance_with_methods_of_its_own_is_read_as_the_tensor_that_it_is(wo
     for method in ("detach", "cpu", "contiguous", "numpy", "clone", "copy_", "to"):
         setattr(value, method, lambda *_: secret()[:16])
     honest = bytes(torch.Tensor.numpy(value).tobytes())
-    world.give(payload)
+    world.contribute(payload)
     assert honest in crossed(world.client)
     assert SECRET[:16] not in crossed(world.client)
 
@@ -505,7 +505,7 @@ class Twice(dict):
 def test_a_mapping_is_read_once(world):
     payload = world.payload()
     wanted = world.wanted(payload)
-    world.give({part: Twice(values) for part, values in payload.items()})
+    world.contribute({part: Twice(values) for part, values in payload.items()})
     assert b"".join(frame.chunk for frame in world.client.frames) == b"".join(wanted)
 
 
@@ -520,7 +520,7 @@ def test_what_changes_after_it_was_checked_crosses_as_it_was_checked(world):
         payload["extractor"][BIAS].copy_(secret()[:16])
 
     world.client.on_frame = spoil  # the manifest is the first
-    world.give(payload)
+    world.contribute(payload)
     assert b"".join(frame.chunk for frame in world.client.frames) == wanted
     assert world.audited().ok
 
@@ -540,7 +540,7 @@ def test_a_thread_that_goes_on_writing_gets_no_nan_across(world):
     try:
         for _ in range(30):
             try:
-                world.give(payload)
+                world.contribute(payload)
             except LocalError as error:
                 assert "NaN" in str(error)  # noqa: PT017 either may happen: the copy was made before or after
             else:
@@ -566,7 +566,7 @@ def test_a_tensor_that_cannot_be_read_is_an_error_of_ours(world, batched):
     if batched:
         refused(world, payload, "cannot be read")
     else:
-        world.give(payload)
+        world.contribute(payload)
         assert world.client.uploads == 1
 
 
@@ -576,13 +576,13 @@ def test_a_negated_view_crosses_as_its_numbers(world):
     value = torch.complex(torch.zeros(16), torch.arange(16.0)).conj().imag
     assert value.is_neg()
     payload["extractor"][BIAS] = value
-    world.give(payload)
+    world.contribute(payload)
     assert (-torch.arange(16.0)).numpy().tobytes() in crossed(world.client)
 
 
 @pytest.mark.control
 def test_frames_are_what_the_codec_writes(world):
     """What ``crossed`` looks at is what gRPC would be handed."""
-    world.give()
+    world.contribute()
     frames = world.client.frames
     assert [tensor.Frame.FromString(encode(frame)) for frame in frames] == frames

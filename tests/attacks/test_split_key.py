@@ -64,7 +64,7 @@ class Split(Keyed):
         if self.fitting:
             spec = self.tagged.spec.model_copy(update={"key_parts": parts.hex()})
             self.own = self.tagged.named(spec)
-            payload = spec.payload()
+            payload = spec.signed_bytes()
             signed = SignedSpec(payload, self.world.keys.sign(SECAGG_SPEC, payload), ())
             self.tagged.told[0] = secagg_delivery_to_wire(SecaggDelivery(self.own, signed))
         return taken

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import report_ledgers
-from support.ledgers import HASH, KEY, open_ledger, payload, write_serving, write_start
+from support.ledgers import HASH, KEY, message_digest, open_ledger, write_serving, write_start
 
 from staddle.commands import main
 from staddle.commands.console import output
@@ -98,7 +98,7 @@ def test_a_coordinators_ledger(call, tmp_path):
     with ReceivingLedger.open(tmp_path / "ledger", OWNER, "local", KEY) as ledger:
         write_serving(ledger, OWNER, HOSTILE, HASH)
         ledger._log.append(DeliveredRecord(
-            silo=HOSTILE, job=HOSTILE, job_digest=HASH, round=1, message=payload()
+            silo=HOSTILE, job=HOSTILE, job_digest=HASH, round=1, message=message_digest()
         ).model_dump(mode="json"))  # fmt: skip
     said = call("ledger", "show", tmp_path)
     assert r"\x1b[2J" in said

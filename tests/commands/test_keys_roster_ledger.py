@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.security.ledger.records import Applied, Payload, TensorDigest
+from staddle.security.ledger.records import Applied, MessageDigest, TensorDigest
 from staddle.security.policy.release import Release
 
 HASH = "ab" * 32
@@ -102,7 +102,7 @@ def filled(folder):
             ref = intend(log, **fields, releases=[release], message_bytes=4000)
             if number == 1:
                 digest = TensorDigest(part="model", name="w", sha256=HASH)
-                write_digest(log, ref, [digest], Payload(bytes=4000, sha256=HASH))
+                write_digest(log, ref, [digest], MessageDigest(bytes=4000, sha256=HASH))
                 write_outcome(log, ref, "sent", 4000)
         return log.head
 
@@ -215,13 +215,13 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
     private(tmp_path / "ledger")
     shown = run("ledger", "show", tmp_path)
     for cell in (
-        "sent; dp: model; public: metric; paid by 2, 4 of data set 'data'",
-        "sent; dp: model; public: metric; paid by 2, 4, 6 of data set 'data'",
+        "sent; noised: model; public: metric; paid by 2, 4 of data set 'data'",
+        "sent; noised: model; public: metric; paid by 2, 4, 6 of data set 'data'",
         "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001",
         "3 messages, 552 bytes",
     ):
         assert cell in shown
-    assert "private:" not in shown
+    assert "exact:" not in shown
     assert "data set 'scans'" not in run("ledger", "show", tmp_path, "--job", "j2")
     documents = json.loads(run("ledger", "show", tmp_path, "--json"))
     assert [document["dp"] for document in documents if "dp" in document] == [
@@ -237,10 +237,10 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
     assert [
         (row["job"], row["part"], row["taint"], row["messages"], row["bytes"]) for row in rows
     ] == [
-        ("j1", "model", "dp", 2, 352),
+        ("j1", "model", "noised", 2, 352),
         ("j1", "metric", "public", 2, 16),
-        ("j2", "model", "private", 1, 176),
-        ("j2", "metric", "private", 1, 8),
+        ("j2", "model", "exact", 1, 176),
+        ("j2", "metric", "exact", 1, 8),
     ]
     assert (data["dataset"], data["epsilon"]) == ("data", "1.7500")
     assert (scans["dataset"], scans["limit"]) == ("scans", "1.5")

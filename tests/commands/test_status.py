@@ -110,14 +110,16 @@ WHY = "0 silos accepted, min_cohort is 2"
 FAILED = state("bad", 5, stage="ended", outcome="failed", reason=WHY)
 
 
-def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coordinator, database):
+def test_a_coordinators_jobs_stand_in_order_with_who_uploaded_and_who_is_missing(
+    coordinator, database
+):
     keep(database, FAILED, OPEN, state("next", 7))
     with database.transaction():
         database.close_round("open", 0, ["a", "b"], METRICS, {}, {})
     bad, job, queued = read(coordinator)["jobs"]
     assert (bad["job"], bad["outcome"], bad["reason"]) == ("bad", "failed", FAILED.reason)
     assert (job["job"], job["stage"], job["closed"], job["rounds"]) == ("open", "round", 1, 5)
-    assert (job["gave"], job["missing"], job["dropped"]) == (["a"], ["b"], {"c": "TRAINING"})
+    assert (job["uploaded"], job["missing"], job["dropped"]) == (["a"], ["b"], {"c": "TRAINING"})
     assert job["last"] == {"round": 0, "members": ["a", "b"], "metrics": METRICS}
     assert (queued["stage"], queued["last"]) == ("queued", None)
     lines = show(coordinator).splitlines()
@@ -126,13 +128,13 @@ def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coo
     assert lines[3].endswith("2 silos, 80.0% right as delivered, 90.0% as trained")
     assert lines[5:] == [
         f"bad: {FAILED.reason}",
-        "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)",
+        "open: round, round 1: uploaded: a; missing: b; dropped: c (TRAINING)",
     ]
 
 
 def test_who_has_no_privacy_budget_left_is_named_with_that(coordinator, database):
     keep(database, replace(OPEN, failed={"c": "BUDGET"}))
-    said = "gave: a; missing: b; dropped: c (BUDGET, its privacy budget is spent)"
+    said = "uploaded: a; missing: b; dropped: c (BUDGET, its privacy budget is spent)"
     assert show(coordinator).splitlines()[-1].endswith(said)
     assert read(coordinator)["jobs"][0]["dropped"] == {"c": "BUDGET"}
 
@@ -317,5 +319,5 @@ def test_a_blind_round_shows_whose_masked_words_are_here_and_who_is_excluded(coo
         for attempt, silo in enumerate(cohort):  # those of the attempt before do not count
             database.add_secure("j", 0, dumped(attempt, Spooled(silo, 8, bytes(32))))
     (job,) = read(coordinator)["jobs"]
-    assert (job["gave"], job["missing"], job["dropped"]) == ([cohort[1]], [cohort[0]], excluded)
+    assert (job["uploaded"], job["missing"], job["dropped"]) == ([cohort[1]], [cohort[0]], excluded)
     database.close()

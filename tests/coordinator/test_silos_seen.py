@@ -103,17 +103,17 @@ def test_a_silo_lost_before_a_round_opens_is_not_awaited(
         north, east, south = (world.caller(here, silo) for silo in SILOS)
         for caller in (north, east, south):
             await caller.accept()
-        await south.give()
-        await north.give()
+        await south.contribute()
+        await north.contribute()
         waiting = asyncio.create_task(north.told("round"))
         await until(lambda: here.daemon._waiting["north"])
         world.clock.now += 6 * 300 + 1
-        await east.give()
+        await east.contribute()
         assert ((await waiting).round, (await east.told("round")).round) == (1, 1)
         assert dict(state().failed) == {"south": "lost"}
         await south.hello()  # back, too late for this round
         for caller in (north, east):
-            await caller.give(1)
+            await caller.contribute(1)
         asked = await asyncio.gather(*(caller.told("round") for caller in (north, east, south)))
         assert [each.round for each in asked] == [2, 2, 2]
         for caller in (north, east, south):
@@ -142,16 +142,16 @@ def test_an_upload_wakes_no_other_silo_and_writes_no_state_or_roster(world, monk
         north, east, south = (world.caller(here, silo) for silo in SILOS)
         for caller in (north, east, south):
             await caller.accept()
-        await north.give()
+        await north.contribute()
         waiting = asyncio.create_task(north.told("round"))
         await until(lambda: here.daemon._waiting["north"])
         counted(daemons.Daemon, "task_for", lambda _, silo: looked.update([silo]))
         counted(daemons.Database, "save_state", lambda _, state: saved.append(state.stage))
         counted(rosters, "digest", digests.append)
-        await east.give()
+        await east.contribute()
         await east.standing()  # whoever was woken has looked
         assert (looked["north"], saved) == (0, [])
-        await south.give()
+        await south.contribute()
         assert (await waiting).round == 1
         assert (looked["north"], saved) == (1, ["folding", "drawing", "round"])
         assert digests == []

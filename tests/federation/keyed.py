@@ -61,7 +61,7 @@ def made_up(job, weight=None):
         for part in job.up(round_):
             rng = torch.Generator().manual_seed(100 * round_ + number)
             own = None if weight is None or part.wire == part.tensors else weight + number
-            found[part.name] = PLAIN.give(part, Contribution(tensors(part, rng), own))
+            found[part.name] = PLAIN.contribute(part, Contribution(tensors(part, rng), own))
         return found
 
     return lambda silo: partial(given, silo)

@@ -35,8 +35,8 @@ class Kept(Quantised):
         super().__init__(*given)
         self.contributions = []
 
-    def give(self, part, contribution):
-        self.contributions.append((part, super().give(part, contribution)))
+    def contribute(self, part, contribution):
+        self.contributions.append((part, super().contribute(part, contribution)))
         return self.contributions[-1][1]
 
 

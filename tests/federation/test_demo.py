@@ -41,7 +41,7 @@ def test_demo_trains_compares_and_verifies(tmp_path, fork_server, monkeypatch):
     assert shown.exit_code == 0
     assert "extractor" in shown.output
     assert "classifier" not in shown.output  # FedPer keeps it
-    assert "private" not in shown.output
+    assert "exact" not in shown.output
     path = first(ledger_folder(folder / "silo-2" / "state"))
     text = path.read_text()
     path.write_text(text.replace('"round":1', '"round":0', 1))

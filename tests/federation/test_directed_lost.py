@@ -131,7 +131,8 @@ def unjoined(each):
         seed = seed_commitment(each.state.ctx, each.silo, b"w" * 32)
         unsigned = replace(effect.dealing, seed=seed, signature=b"")
         signed = replace(
-            unsigned, signature=each.keys.sign(SECAGG_DEALING, unsigned.payload(each.state.ctx))
+            unsigned,
+            signature=each.keys.sign(SECAGG_DEALING, unsigned.signed_bytes(each.state.ctx)),
         )
         each.state = replace(each.state, dealing=signed)
         return s.SendShares(signed, effect.portions)

@@ -151,7 +151,7 @@ def test_an_acceptance_needs_a_contribution_and_the_same_one_changes_nothing(wor
 def signed(silo, contribution, pieces):
     """A silo that signs these pieces, whatever they are."""
     sealing = replace(contribution.sealing, root=Tree(piece.leaf() for piece in pieces).root())
-    payload = g._payload(silo.world.epoch, sealing, contribution.prekey)
+    payload = g._signed_bytes(silo.world.epoch, sealing, contribution.prekey)
     signature = silo.keys.sign(g.GROUP_CONTRIBUTION, payload)
     return replace(contribution, sealing=sealing, signature=signature), pieces
 
@@ -166,7 +166,7 @@ def a_bad_signature(_, given, pieces):
 
 def anothers_signature(silo, given, pieces):
     sign = silo.world.keys["east"].sign
-    payload = g._payload(silo.world.epoch, given.sealing, given.prekey)
+    payload = g._signed_bytes(silo.world.epoch, given.sealing, given.prekey)
     return replace(given, signature=sign(g.GROUP_CONTRIBUTION, payload)), pieces
 
 

@@ -69,7 +69,7 @@ async def test_the_rest_of_an_upload_is_taken_with_the_digests_of_all_of_it(serv
         receipt = await north.upload(behind(north, received))
         assert receipt.size == size
         assert (await north.standing()).receipt.signature == receipt.signature
-        await east.give()
+        await east.contribute()
         assert (await north.told("round")).round == 1
         assert not list(serving.spool.iterdir())
 
@@ -81,7 +81,7 @@ async def test_an_upload_may_be_cut_again_and_again(serving):
             before, received = received, await interrupted(north, 2, serving.spool, received)
             assert received == before + CHUNK_BYTES
         await north.upload(behind(north, received))
-        await east.give()
+        await east.contribute()
         assert (await north.told("round")).round == 1
 
 
@@ -97,8 +97,8 @@ async def test_a_wrong_offset_is_refused_and_the_silo_may_start_over(serving):
             why = f"has {received} bytes of it; send all of it"
             await refused(north.upload(frames, wary=True), "MANIFEST", why)
         assert (await north.standing()).received == received
-        await north.give()
-        await east.give()
+        await north.contribute()
+        await east.contribute()
         assert (await north.told("round")).round == 1
 
 
@@ -148,7 +148,7 @@ async def test_whoever_asks_ends_the_upload_that_still_runs(serving):
         for frame in frames_of(north)[:3]:
             await call.write(frame)
         await arrived(serving.spool, "north", 2 * CHUNK_BYTES)
-        await refused(north.give(wary=True), "LIMIT", "running already")
+        await refused(north.contribute(wary=True), "LIMIT", "running already")
         assert (await north.standing()).received == 2 * CHUNK_BYTES
         await refused(call, "INTERRUPTED", "since asked")
         await north.upload(behind(north, 2 * CHUNK_BYTES))
@@ -165,7 +165,7 @@ async def test_an_upload_that_is_being_checked_waits_for_its_end_alone(serving, 
 
     monkeypatch.setattr(daemons.JobRun, "accept", accept)
     async with serving() as (north, _):
-        giving = asyncio.create_task(north.give())
+        giving = asyncio.create_task(north.contribute())
         async with asyncio.timeout(SECONDS):
             await here.wait()
         size = frames_of(north)[0].manifest.size

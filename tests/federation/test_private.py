@@ -54,8 +54,8 @@ def check_silo(running, silo):
     for job in running.jobs:
         for intent in intents_of(running, silo, job):
             taints = {tensor["taint"] for tensor in intent["tensors"]}
-            assert taints <= {"dp", "public"}, (silo, job.name, taints)
-            assert "dp" in taints
+            assert taints <= {"noised", "public"}, (silo, job.name, taints)
+            assert "noised" in taints
             assert intent["dp"]["dataset"] == "data"
             paid = [reservations[seq] for seq in intent["dp"]["ids"]]
             assert {each["job_digest"] for each in paid} == {job.digest}

@@ -8,7 +8,7 @@ from collections import Counter
 import grpc
 import pytest
 import torch
-from support.explained import FETCH, SECURE, UPLOAD, entries, payload_bytes, unexplained
+from support.explained import FETCH, SECURE, UPLOAD, entries, message_bytes, unexplained
 from support.tap import Tap
 
 from staddle.algorithms.data.dataset import Dataset
@@ -154,7 +154,7 @@ def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, 
         assert [(intent.form, bool(intent.secagg)) for intent in intents] == [
             ("masked", True)
         ] * job.length
-        assert payload_bytes(calls) == sum(intent.message.bytes for intent in intents)
+        assert message_bytes(calls) == sum(intent.message.bytes for intent in intents)
     assert all(late[kind] >= threshold(len(SILOS)) * job.length for kind in LATE)
 
 
@@ -222,8 +222,8 @@ def check_sums(path, ledger, calls):
         if isinstance(e.record, OutcomeRecord) and e.record.status == "sent"
     }
     whole = sum(intents[seq].message.bytes for seq in ended)
-    assert payload_bytes([call for call in uploads if end_of(call)]) == whole > 0
-    assert payload_bytes([call for call in uploads if not end_of(call)]) <= declared - whole
+    assert message_bytes([call for call in uploads if end_of(call)]) == whole > 0
+    assert message_bytes([call for call in uploads if not end_of(call)]) <= declared - whole
 
 
 def end_of(call):

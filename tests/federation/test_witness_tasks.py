@@ -68,7 +68,7 @@ async def test_a_delivery_that_is_fetched_without_end_is_refused(setup, monkeypa
         for caller in callers:
             await caller.accept()
         for caller in callers:
-            await caller.give()
+            await caller.contribute()
         north, east, _ = callers
         assert (await north.told("round")).round == 1
         for _ in range(3):
@@ -76,6 +76,6 @@ async def test_a_delivery_that_is_fetched_without_end_is_refused(setup, monkeypa
         await refused(north.delivered(1), "LIMIT", "3 times")
         assert len(await east.delivered(1)) > 0
         for caller in callers:
-            await caller.give(1)
+            await caller.contribute(1)
         assert (await north.told("finish")).round == 2
         assert len(await north.delivered(2)) > 0

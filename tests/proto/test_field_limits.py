@@ -14,7 +14,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert.mix import MOST_TOLD
 from staddle.proto.convert.secagg_messages import MOST_SPEC_BYTES
-from staddle.proto.convert.secagg_received import MOST_NOTES, read_told, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_received import MOST_NOTES, read_delivery, secagg_delivery_to_wire
 from staddle.proto.convert.secagg_sent import read_contribution, secagg_upload_to_wire
 from staddle.proto.convert.shape import MOST_GROUPS, MOST_HASHES
 from staddle.proto.field_limits import check_fields
@@ -38,14 +38,14 @@ def test_the_longest_that_silos_say_are_read(n, groups):
     for message in map(secagg_upload_to_wire, longest_given(n, groups).values()):
         assert read_contribution(message.SerializeToString(), n) == message
     for message in map(secagg_delivery_to_wire, longest_told(n, groups).values()):
-        assert read_told(message.SerializeToString(), n) == message
+        assert read_delivery(message.SerializeToString(), n) == message
 
 
 def test_the_longest_specification_with_all_notes_is_read():
     message = secagg_delivery_to_wire(
         longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     )
-    assert read_told(message.SerializeToString(), 4) == message
+    assert read_delivery(message.SerializeToString(), 4) == message
 
 
 def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
@@ -98,12 +98,12 @@ def test_more_entries_than_silos_are_refused(body, field):
     with pytest.raises(DecodeError, match=f"more than 12 fields in field {body}"):
         read_contribution(empties(body, field, 13), 4)
     if body in (4, 6):  # keys and survivors have two entries of each silo
-        read_told(empties(body, field, 16), 4)
+        read_delivery(empties(body, field, 16), 4)
         with pytest.raises(DecodeError, match=f"more than 16 fields in field {body}"):
-            read_told(empties(body, field, 17), 4)
+            read_delivery(empties(body, field, 17), 4)
     elif body not in (2, 3):  # a specification has notes of many attempts
         with pytest.raises(DecodeError, match=f"more than 12 fields in field {body}"):
-            read_told(empties(body, field, 13), 4)
+            read_delivery(empties(body, field, 13), 4)
 
 
 def test_entries_that_are_too_long_are_refused():
@@ -112,7 +112,7 @@ def test_entries_that_are_too_long_are_refused():
     )
     why = "a field of 2000 bytes in field 5, at most 900 it can have"
     with pytest.raises(DecodeError, match=why):
-        read_told(deliveries.SerializeToString(), 4)
+        read_delivery(deliveries.SerializeToString(), 4)
     headers = tensor.Frame(
         manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)])
     )
@@ -161,12 +161,12 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from staddle.proto.frames import decode
 from staddle.proto.convert.secagg_sent import read_contribution
-from staddle.proto.convert.secagg_received import read_told
+from staddle.proto.convert.secagg_received import read_delivery
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
-reads = {"given": lambda data: read_contribution(data, 4), "told": lambda data: read_told(data,
+reads = {"given": lambda data: read_contribution(data, 4), "told": lambda data: read_delivery(data,
 4), "frame": decode}
 for kind in sys.argv[1:]:
     data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))

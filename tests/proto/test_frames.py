@@ -29,15 +29,15 @@ def test_a_chunk_is_read_without_a_copy(size):
     data = pb.Frame(chunk=payload(size)).SerializeToString()
     read = decode(data)
     assert isinstance(read, ChunkFrame)
-    assert read.payload == payload(size)
-    assert read.payload.obj is data
+    assert read.content == payload(size)
+    assert read.content.obj is data
 
 
 def test_a_chunk_does_not_change_with_what_it_was_made_of():
     source = bytearray(b"abc")
     chunk = ChunkFrame.of([memoryview(source)])
     source[:] = b"xyz"
-    assert chunk.payload == b"abc"
+    assert chunk.content == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_chunk_in_another_encoding_is_a_chunk():
     ):
         read = decode(data)
         assert isinstance(read, ChunkFrame), data
-        assert read.payload == b"abc"
+        assert read.content == b"abc"
         assert pb.Frame.FromString(data).chunk == b"abc"
 
 
@@ -88,7 +88,7 @@ def test_any_bytes_are_read_as_protobuf_reads_them(data):
         return
     if isinstance(read, ChunkFrame):
         assert wanted.WhichOneof("body") == "chunk"
-        assert read.payload == wanted.chunk
+        assert read.content == wanted.chunk
     else:
         assert read == wanted
         assert read.WhichOneof("body") != "chunk"

@@ -57,7 +57,7 @@ def plain_bytes(tensor):
 @settings(max_examples=150)
 @given(values=tensors(), size=st.integers(1, 70))
 def test_chunks_are_the_bytes_back_to_back(values, size):
-    cut = [bytes(chunk.payload) for chunk in chunks(values, size)]
+    cut = [bytes(chunk.content) for chunk in chunks(values, size)]
     assert b"".join(cut) == b"".join(plain_bytes(value) for value in values)
     assert all(len(chunk) == size for chunk in cut[:-1])
     assert all(0 < len(chunk) <= size for chunk in cut)
@@ -65,14 +65,14 @@ def test_chunks_are_the_bytes_back_to_back(values, size):
 
 def test_chunks_are_a_mebibyte_unless_told():
     values = [torch.zeros(CHUNK_BYTES // 4 - 1), torch.ones(2), torch.zeros(CHUNK_BYTES // 2)]
-    assert [len(chunk.payload) for chunk in chunks(values)] == [CHUNK_BYTES] * 3 + [4]
+    assert [len(chunk.content) for chunk in chunks(values)] == [CHUNK_BYTES] * 3 + [4]
     assert CHUNK_BYTES < MAX_MESSAGE_BYTES
 
 
 def test_chunks_do_not_change_with_the_tensors_afterwards():
     value = torch.zeros(4)
-    first, second = chunks([value], 8), [bytes(chunk.payload) for chunk in chunks([value], 8)]
-    taken = next(first).payload
+    first, second = chunks([value], 8), [bytes(chunk.content) for chunk in chunks([value], 8)]
+    taken = next(first).content
     value.fill_(1)
     assert taken == bytes(8)
     assert b"".join(second) == bytes(16)
@@ -366,7 +366,7 @@ def test_what_one_end_sends_the_other_takes(values, size):
     digester = Digester([spec.nbytes for spec in specs])
     receiver = Receiver(items).feed(pb.Frame(manifest=pb.Manifest()))
     for piece in chunks(values, size):
-        digester.update(piece.payload)
+        digester.update(piece.content)
         with pieces_of(size):
             receiver.inbound.feed(decode(encode(piece)))
     sent = digester.digests()
@@ -388,7 +388,7 @@ def test_bytes_are_cut_anew_whatever_pieces_they_come_in(size, pieces):
             buffer[:length] = bytes(length)
             at += length
 
-    cuts = [bytes(chunk.payload) for chunk in recut(lent(), size)]
+    cuts = [bytes(chunk.content) for chunk in recut(lent(), size)]
     assert b"".join(cuts) == PAYLOAD[: sum(pieces)]
     assert all(len(cut) == size for cut in cuts[:-1])
     assert all(0 < len(cut) <= size for cut in cuts[-1:])

@@ -172,7 +172,7 @@ def test_a_damaged_outbox_of_which_nothing_left_is_trained_again(made, tmp_path,
 
 def test_a_damaged_outbox_of_which_something_left_is_named_and_kept(made, tmp_path):
     world = World(made, tmp_path)
-    world.give()
+    world.contribute()
     agent, folder = damaged_outbox(made, world, world.job)
     with pytest.raises(LocalError, match=r"outbox-1\.safetensors: .* restore it from a backup"):
         asyncio.run(agent._outbox(world.job, folder, 0))
@@ -203,7 +203,7 @@ def test_heads_of_others_that_a_disk_changed_stop_the_silo_at_its_start(made, tm
 
 def test_a_ledger_of_a_silo_that_was_killed_is_found_changed_to_its_last_record(made, tmp_path):
     world = World(made, tmp_path)
-    world.give()
+    world.contribute()
     check_log(
         world.path,
         tmp_path,

@@ -51,7 +51,7 @@ class Mixing:
     def others(self, silo):
         return {other: public_key(seed_of(other)) for other in self.silos if other != silo}
 
-    def give(self, silo, values, number=0, *, seed=None, key=KEY):
+    def contribute(self, silo, values, number=0, *, seed=None, key=KEY):
         """One whole upload, stored."""
         version = Version(silo=silo, round=number, attempt=0, number=number)
         seed, tagger = seed or self.draw(32), o.tagger_of(self.line, key)

@@ -30,7 +30,7 @@ def make_world(tmp_path, **security):
                 whole = lambda spec: torch.full(spec.shape, 7, dtype=torch.int64)
                 if part == METRICS:
                     drawn = {spec.name: whole(spec) for spec in part.tensors}
-                found[part.name] = PLAIN.give(part, Contribution(drawn))
+                found[part.name] = PLAIN.contribute(part, Contribution(drawn))
             return found
 
         return of

@@ -70,7 +70,7 @@ class Directed:
         ]
 
     def claim(self, index, **changes):
-        payload = self.spec.payload()
+        payload = self.spec.signed_bytes()
         fields = {"document": payload, "survivors": tuple(sorted(self.survivors))}
         fields |= {"signature": signer("coordinator")(SECAGG_SPEC, payload)}
         fields |= {"tag": tag_of(self.tags, index, len(self.spec.groups))}

@@ -90,7 +90,7 @@ def entries(path: Path) -> list[Entry]:
     return [Entry(line.seq, line.leaf, parse_any(line)) for line in Reading(path)]
 
 
-def payload_bytes(calls: Sequence[Call]) -> int:
+def message_bytes(calls: Sequence[Call]) -> int:
     """Payload bytes that went up, whatever became of them."""
     sent = (data for call in calls if call.method == UPLOAD for data in call.sent)
     return sum(len(tensor.Frame.FromString(data).chunk) for data in sent)
@@ -371,7 +371,7 @@ class _Reader:
         chunks = b"".join(frame.chunk for frame in frames if frame.WhichOneof("body") == "chunk")
         whole = entry.record.message.bytes
         if len(chunks) > whole or (ends and len(chunks) != whole):
-            yield f"{len(chunks)} payload bytes crossed, intent {entry.seq} declares {whole}"
+            yield f"{len(chunks)} message bytes crossed, intent {entry.seq} declares {whole}"
         key = (entry.record.job_digest, entry.record.round, manifest.context)
         payload = self.held.get(key, b"")[: manifest.offset] + chunks
         self.held[key] = payload

@@ -18,6 +18,6 @@ def framed(job, round_, pieces, /, items=(), chunk=1 << 20, **manifest):
     head |= {"size": sum(map(len, pieces)), "tensors": to_wire(items), **manifest}
     return [
         tensor.Frame(manifest=tensor.Manifest(**head)),
-        *(tensor.Frame(chunk=bytes(each.payload)) for each in recut(pieces, chunk)),
+        *(tensor.Frame(chunk=bytes(each.content)) for each in recut(pieces, chunk)),
         tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
     ]

@@ -100,7 +100,7 @@ class Hostile:
         self.told = asyncio.Event()  # every task was told, and the silo asks for more
         self.calls = {"hello": 0, "poll": 0, "beat": 0, "answer": 0, "standing": 0, "fetch": 0}
         self.answers = []
-        self.arrived = 0  # payload bytes, of uploads that were cut off too
+        self.arrived = 0  # message bytes, of uploads that were cut off too
         self.uploads = []  # (job, round, payload) of whole ones
 
     def _next(self, name):
@@ -190,7 +190,7 @@ def delivery(world, job, round_, seed=0, change=None):
     if change is not None:
         change(values)
     digester = Digester([item.spec.nbytes for item in items])
-    pieces = [bytes(piece.payload) for piece in chunks(values)]
+    pieces = [bytes(piece.content) for piece in chunks(values)]
     for piece in pieces:
         digester.update(piece)
     fields = {"job": job.name, "job_digest": bytes.fromhex(job.digest), "round": round_}

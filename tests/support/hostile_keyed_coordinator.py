@@ -61,7 +61,7 @@ class Tagged(Attempted):
 
     def down(self):
         """The model as it comes down, in the words of its sum."""
-        payload = self.spec.payload()
+        payload = self.spec.signed_bytes()
         signature = self.world.keys.sign(SECAGG_SPEC, payload)
         tag = tag_of(self.tags, 0, len(self.spec.groups))
         claim = Claim(payload, signature, self.state.u3, tag)

@@ -135,8 +135,8 @@ class Attempted:
             elif isinstance(event, c.Ask):
                 keys, signed = self.world.others[to], (event.document, event.signature)
                 known = self.signers, self.terms
-                party = machine.Participant(to, *known, keys.sign, np.random.bytes)
-                self.states[to], effects = machine.begin(party, self.frame, *signed, Memory())
+                participant = machine.Participant(to, *known, keys.sign, np.random.bytes)
+                self.states[to], effects = machine.begin(participant, self.frame, *signed, Memory())
             else:
                 self.states[to], effects = machine.advance(self.states[to], event)
             self.do(to, effects)

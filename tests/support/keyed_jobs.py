@@ -114,7 +114,7 @@ class Coordinator:
         rng = torch.Generator().manual_seed(1000 * number + list(self.silos).index(silo))
         return {spec.name: torch.randn(spec.shape, generator=rng) for spec in self.part.tensors}
 
-    def give(self, silo, number, round_=None):
+    def contribute(self, silo, number, round_=None):
         """One whole upload, stored."""
         own = self.silos[silo]
         version = Version(
@@ -138,7 +138,7 @@ class Coordinator:
 
     def give_all(self, number, silos=None):
         for silo in silos or self.silos:
-            self.give(silo, number)
+            self.contribute(silo, number)
 
     def word(self, recipient, silo, number, part=None):
         """What goes down to a recipient of the prekey beside an upload."""
@@ -163,7 +163,7 @@ class Coordinator:
             Share(version=found[v].upload.version, weight=w) for v, w in sorted(weights.items())
         ]
         row, signature = make_row(line, recipient, own_weight, shares, sign)
-        document = changes.get("document", lambda same: same)(row.payload())
+        document = changes.get("document", lambda same: same)(row.signed_bytes())
         of = changes.get("letters_of", recipient)
         summands = tuple(WireSummand(each.upload, letter_for(each, of)) for each in found.values())
         by_name = {version[0]: version for version in found}

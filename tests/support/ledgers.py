@@ -25,9 +25,9 @@ from staddle.security.ledger.records import (
     Intent,
     JobAccept,
     JobDecline,
+    MessageDigest,
     OutcomeRecord,
     Paid,
-    Payload,
     Peer,
     PrivacyHead,
     ProtocolMessage,
@@ -240,13 +240,13 @@ def intend(ledger, **changes):
     return write_intent(ledger, **{**fields, **changes}).seq
 
 
-def payload(size=BYTES):
-    return Payload(bytes=size, sha256=HASH)
+def message_digest(size=BYTES):
+    return MessageDigest(bytes=size, sha256=HASH)
 
 
 def send(ledger, **changes):
     ref = intend(ledger, **changes)
-    write_digest(ledger, ref, DIGESTS, payload())
+    write_digest(ledger, ref, DIGESTS, message_digest())
     write_outcome(ledger, ref, "sent", BYTES, "5c1f")
     return ref
 
@@ -259,7 +259,7 @@ def full(path, key=KEY):
         write_job_decline(ledger, "j2", HASH, "operator-1", ["no rule"])
         control = write_control_open(ledger, "s1", PEER, 100, 1000).seq
         of_round = {"job": "j1", "round_number": 3}
-        came = {"purpose": "deliver", "rpc": "/x", "sender": PEER, "message": payload()}
+        came = {"purpose": "deliver", "rpc": "/x", "sender": PEER, "message": message_digest()}
         write_ingress(ledger, **of_round, **came)
         send(ledger)
         write_policy_deny(ledger, **of_round, purpose="update", policy=HASH, reasons=["no"])
@@ -302,7 +302,11 @@ def intend_masked(ledger, **changes):
 
 
 def protocol(ledger, kind, size=100, **changes):
-    fields = {"rpc": "/staddle.v1.Federation/Secure", "recipient": PEER, "message": payload(size)}
+    fields = {
+        "rpc": "/staddle.v1.Federation/Secure",
+        "recipient": PEER,
+        "message": message_digest(size),
+    }
     return ledger.append(ProtocolMessage(**of_sum({**fields, "kind": kind, **changes}))).seq
 
 
@@ -321,7 +325,7 @@ def give_blindly(ledger, receipt="5c1f", job="j1"):
     for number, kind in enumerate(("keys", "shares")):
         protocol(ledger, kind, 100 + number, job=job)
     ref = intend_masked(ledger, job=job)
-    write_digest(ledger, ref, (), payload(MASKED_BYTES))
+    write_digest(ledger, ref, (), message_digest(MASKED_BYTES))
     protocol(ledger, "header", 102, job=job)
     write_outcome(ledger, ref, "sent", MASKED_BYTES, receipt)
     for number, kind in enumerate(("survival", "reveal"), 103):
@@ -371,7 +375,7 @@ def intend_rotated(ledger, ctx=USE, number=0, **changes):
 
 def settle(ledger, ref, size, receipt="5c1f"):
     """All of a message without hashes of tensors left, and is there."""
-    write_digest(ledger, ref, (), payload(size))
+    write_digest(ledger, ref, (), message_digest(size))
     write_outcome(ledger, ref, "sent", size, receipt)
 
 
@@ -391,7 +395,7 @@ def keyed(path, key=KEY):
                 write_outcome(ledger, ref, "unknown", 64)
                 rest = {"message_bytes": PADDED_BYTES - 64, "offset": 64}
                 ref = intend_padded(ledger, ctx, 1, round_number=1, **rest)
-            write_digest(ledger, ref, (), payload(PADDED_BYTES))
+            write_digest(ledger, ref, (), message_digest(PADDED_BYTES))
             write_outcome(ledger, ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
             protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
             use = f"{number + 16:02x}" * 32
@@ -407,8 +411,8 @@ def keyed(path, key=KEY):
 # Private jobs.
 
 DP = (
-    replace(RELEASES[0], taint="dp", ledger_ids=(2, 4)),
-    replace(RELEASES[1], taint="dp", ledger_ids=(4,)),
+    replace(RELEASES[0], taint="noised", ledger_ids=(2, 4)),
+    replace(RELEASES[1], taint="noised", ledger_ids=(4,)),
     replace(RELEASES[2], taint="public"),
 )
 

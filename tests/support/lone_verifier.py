@@ -85,7 +85,7 @@ TENSORS = [
         ("metric", "metric", "correct", "int64", [], 8),
     )
 ]
-TENSORS = [{**tensor, "taint": "private"} for tensor in TENSORS]
+TENSORS = [{**tensor, "taint": "exact"} for tensor in TENSORS]
 SIZE = 184
 
 
@@ -167,7 +167,7 @@ def of_sum(name, /, **changes):
     return {**record, **OF_SUM[name], **changes}
 
 
-DP = [{**tensor, "taint": "dp"} for tensor in TENSORS[:2]] + TENSORS[2:]
+DP = [{**tensor, "taint": "noised"} for tensor in TENSORS[:2]] + TENSORS[2:]
 
 
 def head(size=9, root=HASH, dataset="data", **changes):
@@ -176,7 +176,7 @@ def head(size=9, root=HASH, dataset="data", **changes):
 
 
 def private(*ids, dataset="data", **changes):
-    """A message with tensors that are dp, paid by these reservations."""
+    """A message with tensors that are noised, paid by these reservations."""
     return intent(**{"tensors": DP, "dp": {"dataset": dataset, "ids": list(ids)}, **changes})
 
 

@@ -120,7 +120,7 @@ class Summed:
         ``changes`` spoil it: ``words`` and fields of the claim.
         """
         index = [part.name for part in self.parts].index(name)
-        payload, tag = self.spec.payload(), tag_of(self.tags, index, len(self.parts))
+        payload, tag = self.spec.signed_bytes(), tag_of(self.tags, index, len(self.parts))
         fields = {"document": payload, "survivors": tuple(sorted(self.survivors)), "tag": tag}
         fields |= {"signature": self.made.coordinator.sign(SECAGG_SPEC, payload)}
         words = changes.pop("words", lambda same: same)(self.words[name])

@@ -38,7 +38,7 @@ class BlindSilo(Caller):
         super().__init__(address, keys, roster, job)
         terms = replace(Terms(colluders=job.security.colluders), batches=job.batches)
         signers = Signers.of(roster)
-        self.party = machine.Participant(self.silo, signers, terms, keys.sign, os.urandom)
+        self.participant = machine.Participant(self.silo, signers, terms, keys.sign, os.urandom)
         self.whole_roster, self.contributions, self.memory = roster, contributions, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None
@@ -77,12 +77,14 @@ class BlindSilo(Caller):
         self.attempt = told.attempt
         match told.body:
             case SignedSpec(document, signature, notes, proofs):
-                excused = proven(proofs, own.federation, own.job_digest, self.party.signers)
-                party = replace(self.party, terms=replace(self.party.terms, excused=excused))
+                excused = proven(proofs, own.federation, own.job_digest, self.participant.signers)
+                participant = replace(
+                    self.participant, terms=replace(self.participant.terms, excused=excused)
+                )
                 fitting = [each for each in proofs if each.is_of(self.memory.signed_ctx)]
                 evidence, signed = (fitting or [None])[0], (document, signature)
                 self.state, effects = machine.begin(
-                    party, own, *signed, self.memory, notes, evidence
+                    participant, own, *signed, self.memory, notes, evidence
                 )
             case Over(code):
                 self.state, effects = machine.advance(self.state, s.AttemptStopped(code))

@@ -115,7 +115,7 @@ class Caller:
         self.ledger.held = frames[-1].end.ledger_seq + 1
         return receipt
 
-    async def give(self, round_=0, wary=False, **changes):
+    async def contribute(self, round_=0, wary=False, **changes):
         return await self.upload(frames_of(self, round_, **changes), wary)
 
     async def standing(self, round_=0):
@@ -167,7 +167,7 @@ def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq
         made.reshape(-1)[-1:] = (named or {}).get(spec.name, made.reshape(-1)[-1:])
         values.append(made)
     digester = Digester([item.spec.nbytes for item in items])
-    pieces = [bytes(piece.payload) for piece in chunks(values, size)]
+    pieces = [bytes(piece.content) for piece in chunks(values, size)]
     for piece in pieces:
         digester.update(piece)
     digests = digester.digests()

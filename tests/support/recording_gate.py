@@ -263,7 +263,7 @@ class World:
         fields |= self.receipt_changes
         return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
 
-    def give(self, payload=None, round_=0):
+    def contribute(self, payload=None, round_=0):
         async def scenario():
             if not self.gate.session.token:
                 await self.gate.session.hello()
@@ -281,7 +281,7 @@ class World:
 
         self.client.stop_after, self.client.receipt = frames, gone
         with pytest.raises(UnreachableError):
-            self.give(payload)
+            self.contribute(payload)
         self.client.receipt = self.receipt
 
     def settle(self):

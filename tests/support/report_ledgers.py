@@ -24,7 +24,7 @@ from support.ledgers import (
     write_stop,
 )
 
-from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.ledger.records import Applied, MessageDigest, Peer, TensorDigest
 from staddle.security.policy.release import Release
 
 POLICY = """version = 1
@@ -43,13 +43,13 @@ CONTROL = "a\x00b\x1b[2Jc\u202ed\ne\u2028f"
 LONG = "x" * 1000
 NASTY = (SCRIPT, QUOTES, CONTROL, LONG)
 RELEASES = (
-    Release("model", "whole_model", "w", "float32", (10, 4), taint="private"),
+    Release("model", "whole_model", "w", "float32", (10, 4), taint="exact"),
     Release("model", "whole_model", "b", "float32", (4,), taint="public"),
     Release("metrics", "metric", "correct", "int64", ()),
 )
 
 
-def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent", **changes):
+def contribute(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent", **changes):
     """One message: ``status`` "cut" has neither digest nor outcome, "silent" a digest alone."""
     receipt = changes.pop("receipt", "5c1f")
     fields = {"job": job, "round_number": round_number, "releases": releases}
@@ -60,7 +60,7 @@ def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent",
         return ref
     whole = fields["message_bytes"] + fields.get("offset", 0)
     digests = [TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in releases]
-    write_digest(ledger, ref, digests, Payload(bytes=whole, sha256=HASH))
+    write_digest(ledger, ref, digests, MessageDigest(bytes=whole, sha256=HASH))
     if status != "silent":
         receipt = receipt if status == "sent" else None
         write_outcome(ledger, ref, status, fields["message_bytes"], receipt)
@@ -80,17 +80,19 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         write_job_accept(ledger, "lung-1", HASH, "operator-1")
         write_job_decline(ledger, "lung-2", OTHER, "operator-1", ["no rule has part 'labels'"])
         for number in range(4):
-            came = {"rpc": "/x", "sender": PEER, "message": Payload(bytes=700, sha256=HASH)}
+            came = {"rpc": "/x", "sender": PEER, "message": MessageDigest(bytes=700, sha256=HASH)}
             of_round = {"job": "lung-1", "round_number": number, "purpose": "delivery"}
             write_ingress(ledger, **of_round, **came)
-            give(ledger, round_number=number, receipt=receipt)
-        give(ledger, round_number=6, status="cut")
-        give(ledger, round_number=6, status="failed")
-        give(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
-        give(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
+            contribute(ledger, round_number=number, receipt=receipt)
+        contribute(ledger, round_number=6, status="cut")
+        contribute(ledger, round_number=6, status="failed")
+        contribute(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
+        contribute(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
         write_control_close(ledger, control, 8, 512)
         write_job_accept(ledger, "lung-3", OTHER, "operator-2")
-        give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
+        contribute(
+            ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent"
+        )
         denied = {"job": "lung-3", "round_number": 1, "purpose": "update", "policy": policy}
         write_policy_deny(ledger, **denied, reasons=["too large", "NaN"])
         write_control_open(ledger, "s2", PEER, 50, 400)
@@ -104,7 +106,7 @@ def governed(path, *texts):
         for digest, text in zip(digests, texts, strict=True):
             write_start(ledger, "staddle 0.1.0", OTHER, digest)
             ledger.put_in_force(digest, text)
-            give(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
+            contribute(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
     return digests
 
 
@@ -123,7 +125,7 @@ def nasty(path):
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
             said = {"recipient": peer, "readers": [text, text], "form": text, "policy": policy}
-            give(ledger, text, 0, releases, **said)
+            contribute(ledger, text, 0, releases, **said)
             protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
             end_sum(ledger, text, job=text, blame=text)
             write_control_close(ledger, control, 1, 1)

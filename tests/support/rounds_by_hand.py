@@ -6,7 +6,7 @@ from staddle.algorithms.exchange.plain import PLAIN
 
 def collected(part, contributions):
     """What an exchange in the clear makes of the silos' contributions to one part."""
-    given = [PLAIN.give(part, contribution) for contribution in contributions]
+    given = [PLAIN.contribute(part, contribution) for contribution in contributions]
     return PLAIN.collect(part, range(len(given)), lambda i, name: given[i][name])
 
 
@@ -15,7 +15,7 @@ def closed(method, state, round_, contributions, archive=None):
     parts = method.up(round_)
     given = {}
     for silo, own in contributions.items():
-        given |= {(part.name, silo): PLAIN.give(part, own[part.name]) for part in parts}
+        given |= {(part.name, silo): PLAIN.contribute(part, own[part.name]) for part in parts}
     of = round_, tuple(contributions), parts
     read = lambda part, silo, name: given[part, silo][name]
     return close_round(method, PLAIN, state, *of, read, archive or MemoryArchive())[0]

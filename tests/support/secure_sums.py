@@ -67,13 +67,13 @@ def signed_dealing(dealing, ctx, portions=None, by=None, **changes):
         changes["root"] = Tree(portion.leaf() for portion in portions).root()
     dealing = replace(dealing, **changes, signature=b"")
     sign = signer(by or dealing.dealer)
-    return replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
+    return replace(dealing, signature=sign(SECAGG_DEALING, dealing.signed_bytes(ctx)))
 
 
 def signed_bundle(bundle, ctx, **changes):
     """A bundle of keys with changes that its silo signed."""
     bundle = replace(bundle, **changes, signature=b"")
-    return replace(bundle, signature=signer(bundle.silo)(SECAGG_KEYS, bundle.payload(ctx)))
+    return replace(bundle, signature=signer(bundle.silo)(SECAGG_KEYS, bundle.signed_bytes(ctx)))
 
 
 def with_portion(portions, holder, **changes):
@@ -137,7 +137,7 @@ class Run:
         self.state, effects = coordinator.begin(spec, self.signers, self.terms, sign)
         self.do("coordinator", effects)
 
-    def party(self, silo):
+    def participant(self, silo):
         return machine.Participant(silo, self.signers, self.terms, signer(silo), self.draws[silo])
 
     def finish(self):
@@ -159,7 +159,7 @@ class Run:
         elif isinstance(event, c.Ask):
             memory = self.memories.get(to, Memory())
             told = self.frame, event.document, event.signature
-            self.silos[to], effects = machine.begin(self.party(to), *told, memory, self.notes)
+            self.silos[to], effects = machine.begin(self.participant(to), *told, memory, self.notes)
         else:
             self.before[to, type(event).__name__] = (self.silos[to], event)
             self.silos[to], effects = machine.advance(self.silos[to], event)

@@ -61,8 +61,8 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
                 folder.record(of_round(rounds, step.reports))
                 if not rounds % schedule.look_every and simulation.round < job.length:
                     folder.record(of_look(rounds, simulation.look()))
-            if not simulation.round % schedule.checkpoint_every or simulation.round == job.length:
-                folder.checkpoint(simulation.snapshot())
+            if not simulation.round % schedule.snapshot_every or simulation.round == job.length:
+                folder.save_snapshot(simulation.snapshot())
         last = simulation.look()
         simulation.finish(last)
         folder.finish(of_look(job.rounds, last), simulation.states, simulation.coordinator)
@@ -75,5 +75,5 @@ def results(folder):
         path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
     }
     return {
-        name: path.read_bytes() for name, path in found.items() if not name.startswith("checkpoint")
+        name: path.read_bytes() for name, path in found.items() if not name.startswith("snapshot")
     }

@@ -66,7 +66,7 @@ from staddle.security.faults import Code
 from staddle.security.ledger import audit, messages
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
-from staddle.security.ledger.records import Payload, Received
+from staddle.security.ledger.records import MessageDigest, Received
 from staddle.security.log import note
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import EMPTY_ROOT
@@ -664,7 +664,7 @@ HOSTILE = [
     *misspelt(intent(), b'"egress.intent"', b'"egress.intents"', b'["egress.intent"]'),
     *misspelt(intent(), b'"egress.intent"', b'"peer"', b'"start"'),
     *revalued(intent(), b'"decision":"allow"', b'"deny"'),
-    *revalued(intent(), b'"taint":"private"', b'"secret"'),
+    *revalued(intent(), b'"taint":"exact"', b'"secret"'),
     *revalued(intent(), b'"readers":["coordinator"]', b'"coordinator"', b"{}"),
     *revalued(intent(), b'"readers":["coordinator"]', b"[" + b'"a",' * 300_000 + b'"a"]'),
     *revalued(intent(), b'"shape":[10,4]', b"[10,-4]"),
@@ -752,7 +752,7 @@ def test_a_coordinators_ledger_holds_too(tool, tmp_path):
         write_serving(ledger, "coordinator", "staddle", HASH)
         for silo in ("silo-a", "silo-b"):
             head = Signer.of("lung", silo, OTHER).sign(0, EMPTY_ROOT)
-            message = Payload(bytes=184, sha256=HASH)
+            message = MessageDigest(bytes=184, sha256=HASH)
             fields = {"silo": silo, "job": "j1", "job_digest": HASH, "round": 3, "message": message}
             fields |= {"ledger_seq": 4, "ledger_leaf": HASH, "receipt": "5c" * 64}
             ledger.seal(Received(**fields, checkpoint=bytes(head).decode()))

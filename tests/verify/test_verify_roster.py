@@ -11,7 +11,7 @@ from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import ENTRY, ROSTER
-from staddle.security.identity.keys import Role, create_keys, entry_payload, load_keys
+from staddle.security.identity.keys import Role, create_keys, entry_bytes, load_keys
 from staddle.security.identity.roster import Pins
 from staddle.security.ledger import messages, receipt_checks
 from staddle.security.ledger.receipt import Receipt
@@ -93,7 +93,7 @@ def changed_entry(document, keys, member, **fields):
     """An entry with other fields, signed anew by its own key."""
     for at, entry in enumerate(document["entries"]):
         if entry["id"] == member:
-            signature = keys[member].sign(ENTRY, entry_payload({**entry, **fields})).hex()
+            signature = keys[member].sign(ENTRY, entry_bytes({**entry, **fields})).hex()
             document["entries"][at] = {**entry, **fields, "signature": signature}
     return document
 

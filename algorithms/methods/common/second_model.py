@@ -25,7 +25,7 @@ def names(second: str) -> tuple[str, ...]:
     return tuple(f"{second}_{part}" for part in MODEL)
 
 
-def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
+def with_second_models(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
     """The job's model and further ones like it, all with the same initial values.
 
     Each is built from the same streams of the job.
@@ -37,7 +37,7 @@ def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
     return modules
 
 
-def beside_other(
+def with_other_model(
     setting: Setting, second: str, architecture: str | None, prefix: str
 ) -> dict[str, nn.Module]:
     """The job's model and a second one of the named architecture, or else of the job's.

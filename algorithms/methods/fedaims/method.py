@@ -45,7 +45,7 @@ Where this differs from the paper:
   stays away leaves groups that may differ by more than one. Where fewer are drawn than there are
   middle blocks, the shallowest are supervised by nobody, in no round. That is allowed: Algorithm 2
   prefers deep blocks too, and each silo still has its own block.
-- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. That of "raw" weights, the paper's, hardly
+- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. The paper's, of "raw" weights, hardly
   differs between pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8
   made equal; φ_i^{t+1} is meant. Pairs never trained together count as 0.
 - ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In
@@ -277,7 +277,7 @@ class FedAIMS(Method):
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the last block's features by class: the numerator of Eq. 3.
 
-        They are {"sums": [C, D]} in float64; ``give`` divides them by the class counts.
+        They are {"sums": [C, D]} in float64; ``contribute`` divides them by the class counts.
         """
         # Line 9 of Algorithm 1: by the received backbone, before training.
         member = one_hot(y, self.setting.classes).double()  # [B, C]
@@ -369,7 +369,7 @@ class FedAIMS(Method):
         # The runner takes the mean over the batch; times B that is the paper's sum.
         return squares.sum(1) * len(squares)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
         # In a private job both are noisy.
         sums, counts = facts.measured["sums"], facts.class_counts.double()

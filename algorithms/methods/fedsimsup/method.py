@@ -263,7 +263,7 @@ class FedSimSup(Method):
             return Effort()
         return Effort(epochs=self.options.tau_s + self.options.tau_theta)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The census, or θ; the supervisor is in no contribution.
 
         The census has ``samples`` [] int64 and with "labels" ``proportions`` [C] float64.

@@ -61,7 +61,7 @@ yes    up    ``deltas``: rows [C, d+1] and presence      Sum, total
 both   down  ``header``: rows [C, d+1], status [C]       -
 =====  ====  ==========================================  ===========================================
 
-Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear
+Besides the sums of rows, the coordinator learns the number of holders of each class; in the clear
 also which classes each silo holds. A presence above 1 is refused, so no silo stands for several of
 ``min_holders``; stale-inclusive that holds for the change in one round, not for the sum over
 rounds. A silo's model in the end is the one it trained last.
@@ -261,7 +261,7 @@ class FedSSA(Method):
         stage = self.stage("extractor", "classifier")  # Eq. 5, 6
         return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The rows of seen classes, zeros for the others.
 
         Presence [C], 0 or 1, is their weight. With ``stale_inclusive`` both are differences from

@@ -341,7 +341,7 @@ class PPFL(Method):
         c = parameters["membership"]["c"].double()
         return context["lam"] * coupling_term(c, context["degree"], context["pull"])
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The parts that this round's wire list names.
 
         ``coupling`` holds h_i, h_i c_iᵀ and the number 1. In the clear the coordinator sees all of

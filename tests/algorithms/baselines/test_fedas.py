@@ -83,7 +83,7 @@ def test_eq_5_by_hand(make):
     state = initial_state(method, "a")
     for trace, weight in ((2.0, 2.0), (0.0, 1e-12)):
         facts = replace(THREE, measured={"trace": torch.tensor(trace).double()})
-        given = method.give(state, facts)["weighted"].tensors
+        given = method.contribute(state, facts)["weighted"].tensors
         assert given["trace"].item() == weight
         own = state.parts["extractor"]["fc1.weight"]
         assert torch.allclose(given["extractor.fc1.weight"], own * weight, rtol=1e-6, atol=0)

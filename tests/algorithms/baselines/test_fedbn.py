@@ -68,9 +68,9 @@ def test_nothing_of_a_norm_is_given_in_any_round_and_they_come_apart(
     given = []
 
     class Recorder(type(simulation.PLAIN)):
-        def give(self, part, contribution):
+        def contribute(self, part, contribution):
             given.extend(contribution.tensors)
-            return super().give(part, contribution)
+            return super().contribute(part, contribution)
 
     monkeypatch.setattr(simulation, "PLAIN", Recorder())
     job = make_job("fedbn", model=NORMED, rounds=2)

@@ -116,7 +116,7 @@ def test_classifiers_are_averaged_by_samples(make_job):
     method, states = job.method(), trained(job, banded_shards(job.silos)).states
     for silo, n in (("a", 8), ("b", 24), ("c", 24)):
         facts = Facts(silo, 0, n, torch.tensor([n, 0, 0]))
-        contribution = method.give(states[silo], facts)["classifier"]
+        contribution = method.contribute(states[silo], facts)["classifier"]
         assert contribution.weight == n
         own = states[silo].parts["classifier"]
         check_tensors(contribution.tensors, {f"classifier.{name}": own[name] for name in own})

@@ -45,7 +45,7 @@ def test_eqs_1_and_4_by_hand(make):
     method = make()
     state = initial_state(method, "a")
     state = replace(state, extra={"prototypes": wide([[3.0, 0.0], [0.0, 0.0], [0.0, 1.5]])})
-    contributions = method.give(state, surveyed(method))
+    contributions = method.contribute(state, surveyed(method))
     # h_0 = 2/3 · (2, 1), h_2 = 1/3 · (0, 4); a third of the prototypes is (1, 0) and (0, 0.5)
     h = contributions["vectors"].tensors["h"].reshape(3, 64)[:, :2]
     assert torch.allclose(h, torch.tensor([[4 / 3 - 1, 2 / 3], [0.0, 0.0], [0.0, 4 / 3 - 0.5]]))
@@ -56,7 +56,7 @@ def test_eqs_1_and_4_by_hand(make):
     )
     assert contributions["prototypes"].weight.tolist() == [2, 0, 1]
     assert contributions["extractor"].weight == 3
-    pooled = make(POOLED).give(state, surveyed(method))["variance"]
+    pooled = make(POOLED).contribute(state, surveyed(method))["variance"]
     assert (pooled.tensors["v"].item(), pooled.weight) == (pytest.approx(6 / 64), 3)
 
 

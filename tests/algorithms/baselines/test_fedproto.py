@@ -86,7 +86,7 @@ def test_eq_3_by_hand(method):
         {"extractor": lambda _: features}, torch.zeros(3, 1), torch.tensor([0, 2, 0])
     )
     assert sums["sums"].tolist() == [[4, 6], [0, 0], [5, 6]]
-    contribution = method.give(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))[
+    contribution = method.contribute(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))[
         "prototypes"
     ]
     assert contribution.tensors["mean"].tolist() == [[2, 3], [0, 0], [5, 6]]
@@ -108,10 +108,10 @@ def test_eq_6_by_hand(make_job, weights, mean, total, most):
     held = (("a", (2, 0, 1), (2.0, 0.0, 7.0)), ("b", (4, 0, 0), (8.0, 0.0, 0.0)))
     for silo, counts, values in held:
         sums = torch.tensor(counts)[:, None] * filled(method, values)["prototypes"]["mean"]
-        contribution = method.give(initial_state(method, silo), facts(counts, sums.tolist()))[
+        contribution = method.contribute(initial_state(method, silo), facts(counts, sums.tolist()))[
             "prototypes"
         ]
-        given[silo] = PLAIN.give(part, contribution)
+        given[silo] = PLAIN.contribute(part, contribution)
     result = PLAIN.collect(part, ("a", "b"), lambda silo, name: given[silo][name])
     assert result["mean"][:, 0].tolist() == pytest.approx([mean, 0, 7])
     assert result[WEIGHT].tolist() == [total, 0, 1]

@@ -86,7 +86,9 @@ def test_beta_mixes_parameters_with_those_that_came_down(make_job):
     become = {
         part: {k: torch.full_like(v, 5.0) for k, v in state.parts[part].items()} for part in MODEL
     }
-    given = method.give(replace(state, parts={**state.parts, **become}), FACTS)["model"].tensors
+    given = method.contribute(replace(state, parts={**state.parts, **become}), FACTS)[
+        "model"
+    ].tensors
     assert given.keys() == came.keys()
     for name, value in given.items():
         assert value.unique().tolist() == [5 if "running" in name else 3 * 5 - 2 * 2]

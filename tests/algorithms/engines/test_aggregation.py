@@ -20,9 +20,9 @@ def contributions(job, seeds, round_=0):
         for tensors in state.parts.values():
             for tensor in tensors.values():
                 tensor.add_(torch.randn(tensor.shape, generator=generator))
-        given = method.give(state, Facts(silo, round_, 10 * (place + 1), torch.zeros(3)))
+        given = method.contribute(state, Facts(silo, round_, 10 * (place + 1), torch.zeros(3)))
         for part in method.up(round_):
-            spool[part.name, silo] = PLAIN.give(part, given[part.name])
+            spool[part.name, silo] = PLAIN.contribute(part, given[part.name])
         spool["metrics", silo] = {
             s.name: torch.tensor(place + 1) for s in job.up(round_)[-1].tensors
         }

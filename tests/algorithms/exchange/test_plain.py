@@ -140,7 +140,7 @@ def test_vectors_cross_as_sketches():
     rng = torch.Generator().manual_seed(0)
     given_ = {silo: torch.randn(2, 50, generator=rng, dtype=torch.float64) for silo in "ab"}
     sent = {
-        silo: PLAIN.give(part, Contribution({"v": vectors}))["v"]
+        silo: PLAIN.contribute(part, Contribution({"v": vectors}))["v"]
         for silo, vectors in given_.items()
     }
     for silo, vectors in given_.items():
@@ -153,9 +153,9 @@ def test_vectors_cross_as_sketches():
         float(sent["a"][1].double() @ sent["b"][1].double()), abs=1e-12
     )
     with refused(r"tensor 'v' is float32 \[2, 50\], its schema says float64 \[2, 50\]"):
-        PLAIN.give(part, Contribution({"v": given_["a"].float()}))
+        PLAIN.contribute(part, Contribution({"v": given_["a"].float()}))
     with refused("tensor 'v' holds NaN or infinity"):  # once it is float32
-        PLAIN.give(part, Contribution({"v": given_["a"] * 1e200}))
+        PLAIN.contribute(part, Contribution({"v": given_["a"] * 1e200}))
 
 
 def test_each_stacks_in_the_order_of_the_members():
@@ -232,7 +232,9 @@ def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
 
     def folded():
         part = Part("model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (4000,)),))
-        given = {s: PLAIN.give(part, Contribution({"w": values[s]}, weights[s])) for s in "abc"}
+        given = {
+            s: PLAIN.contribute(part, Contribution({"w": values[s]}, weights[s])) for s in "abc"
+        }
         return PLAIN.collect(part, "abc", lambda silo, name: given[silo][name])["w"]
 
     whole = folded()

@@ -242,8 +242,10 @@ def test_a_silo_says_what_it_holds_and_gives_shown_rows_alone(blind):
     method = blind().method()
     for silo, said in (("a", [1, 1, 0]), ("d", [1, 0, 1])):
         state = method.deliver(initial_state(method, silo), {}, facts(silo, 0))
-        assert method.give(state, facts(silo, 0))["holders"].tensors["holders"].tolist() == said
-        contribution = method.give(counted(blind(), silo), facts(silo, 1))["rows"]
+        assert (
+            method.contribute(state, facts(silo, 0))["holders"].tensors["holders"].tolist() == said
+        )
+        contribution = method.contribute(counted(blind(), silo), facts(silo, 1))["rows"]
         assert contribution.weight.tolist() == [1, 0, 0]
         assert contribution.tensors["rows"][0].any()
         assert not contribution.tensors["rows"][1:].any()
@@ -264,7 +266,7 @@ def test_a_stale_inclusive_header_leaves_them_out_too(blind):
     method = blind(options={"stale_inclusive": True}).method()
     state = method.deliver(initial_state(method, "d"), {}, facts("d", 0))
     state = method.deliver(state, holders(4, 3, 1), facts("d", 1))
-    change = method.give(state, facts("d", 1))["deltas"].tensors
+    change = method.contribute(state, facts("d", 1))["deltas"].tensors
     assert change["presence"].tolist() == [1, 0, 0]
     assert change["rows"][0].any()
     assert not change["rows"][1:].any()
@@ -307,7 +309,7 @@ def test_a_method_does_not_see_the_count(blind):
             return getattr(inner, name)
 
         def __getattribute__(self, name):
-            if name in ("deliver", "stages", "give"):
+            if name in ("deliver", "stages", "contribute"):
                 return lambda state, *rest: (
                     seen.append((state, rest)) or getattr(inner, name)(state, *rest)
                 )
@@ -317,7 +319,7 @@ def test_a_method_does_not_see_the_count(blind):
     method = ClassCensus(Seeing(), job.setting(), 4)
     state = method.deliver(counted(job), holders(4, 3, 1), facts("a", 2))
     method.stages(state, facts("a", 2))
-    method.give(state, facts("a", 2))
+    method.contribute(state, facts("a", 2))
     assert {SAID, COUNTED} <= state.extra.keys()
     assert [set(own.extra) & {SAID, COUNTED} for own, _ in seen] == [set()] * 3
     assert [(own.round, own.class_counts.tolist()) for _, (*_, own) in seen] == [
@@ -358,8 +360,8 @@ class Recorded:
         self.own, self.gave = own, []
         self.collect, self.mix = own.collect, own.mix
 
-    def give(self, part, contribution):
-        self.gave.append((part, self.own.give(part, contribution)))
+    def contribute(self, part, contribution):
+        self.gave.append((part, self.own.contribute(part, contribution)))
         return self.gave[-1][1]
 
 

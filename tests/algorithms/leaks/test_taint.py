@@ -11,7 +11,7 @@ from support.refusals import refused
 from torch import nn
 
 from staddle.algorithms.leaks.taint import (
-    PRIVATE,
+    EXACT,
     PUBLIC,
     Taint,
     Tracker,
@@ -26,7 +26,7 @@ def tracked(compute, private=None, dp=None, public=None):
     """What a computation on three tensors gives, private, dp and public, and the tracker."""
     tracker = Tracker()
     entered = (
-        tracker.enter(torch.arange(6.0) if private is None else private, PRIVATE),
+        tracker.enter(torch.arange(6.0) if private is None else private, EXACT),
         tracker.enter(torch.arange(6.0) if dp is None else dp, paid(3)),
         tracker.enter(torch.ones(6) if public is None else public, PUBLIC),
     )
@@ -38,8 +38,8 @@ def tracked(compute, private=None, dp=None, public=None):
 def test_worst_of_several():
     assert worst([]) == PUBLIC
     assert worst([PUBLIC, paid(1), paid(2, 5)]) == paid(1, 2, 5)
-    assert worst([paid(1), PRIVATE]) == Taint(True, frozenset({1}))
-    expected = ["public", "dp", "private"]
+    assert worst([paid(1), EXACT]) == Taint(True, frozenset({1}))
+    expected = ["public", "noised", "exact"]
     assert [taint.name for taint in (PUBLIC, paid(0), Taint(True, frozenset({1})))] == expected
 
 
@@ -50,14 +50,14 @@ def test_worst_of_several():
         (lambda t: torch.zeros(len(t.p)), PUBLIC),
         (lambda t: t.d * t.q, paid(3)),
         (lambda t: torch.stack([t.q, t.d]).sum(), paid(3)),
-        (lambda t: torch.cat((t.q, t.p, t.d)), worst([PRIVATE, paid(3)])),
-        (lambda t: torch.where(t.p > 2, t.d, t.q)[:1], worst([PRIVATE, paid(3)])),
-        (lambda t: torch.max(t.p.reshape(2, 3), dim=1).indices, PRIVATE),
+        (lambda t: torch.cat((t.q, t.p, t.d)), worst([EXACT, paid(3)])),
+        (lambda t: torch.where(t.p > 2, t.d, t.q)[:1], worst([EXACT, paid(3)])),
+        (lambda t: torch.max(t.p.reshape(2, 3), dim=1).indices, EXACT),
         (lambda t: (nn.functional.normalize(t.d, dim=0).double().numpy(force=False) is None or
             t.d), paid(3)),
         (lambda t: copy.deepcopy(t.d), paid(3)),
-        (lambda t: nn.Parameter(t.p), PRIVATE),
-        (lambda t: list(t.p.reshape(2, 3))[1], PRIVATE),
+        (lambda t: nn.Parameter(t.p), EXACT),
+        (lambda t: list(t.p.reshape(2, 3))[1], EXACT),
         (lambda t: torch.func.functional_call(nn.Linear(6, 2), {}, (t.d,)), paid(3)),
     ],
 )  # fmt: skip
@@ -98,9 +98,9 @@ def test_what_is_written_to_takes_over_the_taint(write):
             return target, other + 0
 
         (target, other), tracker = tracked(compute)
-        assert tracker.of(target).private
+        assert tracker.of(target).exact
         # which leaves the other view its old values
-        assert tracker.of(other).private or write is by_slot
+        assert tracker.of(other).exact or write is by_slot
 
 
 def test_a_module_takes_over_what_is_loaded_into_it():
@@ -110,7 +110,7 @@ def test_a_module_takes_over_what_is_loaded_into_it():
         return layer.state_dict()
 
     made, tracker = tracked(compute)
-    assert (tracker.of(made["weight"]), tracker.of(made["bias"])) == (PRIVATE, PUBLIC)
+    assert (tracker.of(made["weight"]), tracker.of(made["bias"])) == (EXACT, PUBLIC)
 
 
 READS = {
@@ -216,7 +216,7 @@ def test_the_form_of_a_tensor_is_no_value():
 def test_two_tensors_in_one_memory_keep_their_own_taints():
     whole = torch.arange(12.0)
     (one, other), tracker = tracked(lambda t: (t.p, t.d), private=whole[:6], dp=whole[6:])
-    assert (tracker.of(one), tracker.of(other)) == (PRIVATE, paid(3))
+    assert (tracker.of(one), tracker.of(other)) == (EXACT, paid(3))
     assert torch.equal(torch.cat([one, other]), whole)
 
 
@@ -239,11 +239,11 @@ def test_what_has_no_memory_of_its_own_is_refused():
 
 
 def test_taints_in_a_file():
-    taints = {"a": PUBLIC, "b": paid(7, 3), "c": PRIVATE, "d": PUBLIC}
+    taints = {"a": PUBLIC, "b": paid(7, 3), "c": EXACT, "d": PUBLIC}
     taints["e"] = Taint(True, frozenset({1}))
     text = taints_to_text(taints)
     assert text == '[[[], ["a", "d"]], [[3, 7], ["b"]], [null, ["c", "e"]]]'
-    assert taints_from_text(text) == {**taints, "e": PRIVATE}
+    assert taints_from_text(text) == {**taints, "e": EXACT}
     shapes = ['[[[], "a"]]', '[[["1"], ["a"]]]', '[[true, ["a"]]]', "[[[]]]", '[[[true], ["a"]]]']
     for wrong in ("", "{}}", "[1]", *shapes):
         with pytest.raises(ValueError):  # noqa: PT011 - JSON's own, or ours

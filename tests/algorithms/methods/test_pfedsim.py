@@ -45,7 +45,9 @@ def with_rows(method, rows, bias=0.0):
 
 def gram_of(method, round_, *states):
     facts = replace(FACTS, round=round_)
-    return collected(method.up(round_)[1], [method.give(state, facts)["rows"] for state in states])
+    return collected(
+        method.up(round_)[1], [method.contribute(state, facts)["rows"] for state in states]
+    )
 
 
 def compared(method, *states):
@@ -103,7 +105,9 @@ def test_equal_classifiers_stay_finite(make, similarity):
 @pytest.mark.parametrize("similarity", ["mean", "per_class"])
 def test_the_vectors_are_unit_and_a_zero_row_is_similar_to_nothing(make, similarity):
     method = make(rho=0, similarity=similarity)
-    rows = method.give(with_rows(method, ONE), replace(FACTS, round=0))["rows"].tensors["rows"]
+    rows = method.contribute(with_rows(method, ONE), replace(FACTS, round=0))["rows"].tensors[
+        "rows"
+    ]
     assert rows.shape == ((1, 192) if similarity == "mean" else (3, 64))
     assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
     dead = with_rows(method, [[0.0]] * 3)
@@ -122,7 +126,7 @@ def test_rows_of_another_length_get_no_larger_weight(make, similarity, scale):
     states = [
         with_rows(method, rows) for rows in (ONE, OTHER, [[1.0, 2.0], [3.0, 1.0], [0.5, 1.0]])
     ]
-    honest = [PLAIN.give(part, method.give(state, FACTS)["rows"]) for state in states]
+    honest = [PLAIN.contribute(part, method.contribute(state, FACTS)["rows"]) for state in states]
     scaled = [honest[0], {name: value * scale for name, value in honest[1].items()}, honest[2]]
 
     def weights(given):
@@ -245,8 +249,8 @@ def test_in_the_generalisation_phase_a_silo_gives_its_model_weighed_by_its_recor
         facts = replace(FACTS, round=round_)
         (stage,) = method.stages(state, facts)
         assert stage.trains == ("extractor", "classifier")  # in both phases
-        assert method.give(state, facts).keys() == parts
-    assert method.give(state, FACTS)["model"].weight == 5.0
+        assert method.contribute(state, facts).keys() == parts
+    assert method.contribute(state, FACTS)["model"].weight == 5.0
 
 
 def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
@@ -312,7 +316,7 @@ def test_a_silo_absent_through_the_generalisation_phase_starts_from_its_model(ma
     state, silo = method.begin(), initial_state(method, "a")
     # two rounds of generalisation and one of personalisation, always without c
     for round_ in range(3):
-        contribution = method.give(silo, replace(FACTS, round=round_))
+        contribution = method.contribute(silo, replace(FACTS, round=round_))
         state = closed(method, state, round_, dict.fromkeys("ab", contribution), archive)
     assert deliver(method, PLAIN, state, 3, "a", archive).keys() == {"extractor"}
     down = deliver(method, PLAIN, state, 3, "c", archive)
@@ -327,8 +331,8 @@ class Recorder(PlainExchange):
         super().__init__()
         self.given = []
 
-    def give(self, part, contribution):
-        self.given.append((part.name, super().give(part, contribution)))
+    def contribute(self, part, contribution):
+        self.given.append((part.name, super().contribute(part, contribution)))
         return self.given[-1][1]
 
 
@@ -478,7 +482,7 @@ def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
     assert [spec.name for spec in job.down(6)[0].tensors][-1] == "@keep"
     method = job.method()
     state = initial_state(method, "a")
-    contributions = [set(method.give(state, replace(FACTS, round=n))) for n in (1, 2, 3)]
+    contributions = [set(method.contribute(state, replace(FACTS, round=n))) for n in (1, 2, 3)]
     assert contributions == [{"model"}, {"rows"}, {"extractor", "rows"}]
 
 

@@ -22,7 +22,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.job.privacy import round_spends
 from staddle.algorithms.job.privacy_table import PrivacyTable
-from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
+from staddle.algorithms.leaks.taint import EXACT, PUBLIC, paid, taints_to_text, worst
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedper import FedPer
 from staddle.algorithms.training import silo_round as rounds
@@ -252,7 +252,7 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(
                 said = leaving.get(f"{part.name}/{tensor}", leaving[part.name])
                 assert taint == ids[said], (part.name, tensor, silo, round_)
         (metrics,) = set(outcome.taints["metrics"].values())
-        assert metrics.name == "dp"
+        assert metrics.name == "noised"
         assert now in metrics.ids
         assert set(outcome.taints) == {part.name for part in job.up(round_)}
         assert set(outcome.state.taints) == set(outcome.state.flat)
@@ -286,7 +286,7 @@ def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_s
     simulated(job, make_shards(job))
     for (_, round_), outcome in recorded.items():
         part = "rows" if round_ else "holders"
-        assert {taint.name for taint in outcome.taints[part].values()} == {"dp"}
+        assert {taint.name for taint in outcome.taints[part].values()} == {"noised"}
         assert outcome.spending is None or round_ > 0
         assert set(outcome.taints["metrics"].values()) == {PUBLIC}
         assert not any(count.any() for count in outcome.contributions["metrics"].tensors.values())
@@ -327,14 +327,14 @@ def test_a_head_without_noise_makes_what_reads_it_private(make_private, head_fir
     method = type("Wrong", (Heads,), {"head_first": head_first})(job.setting())
     outcomes = run(job, method)
     taints = [set(outcome.taints["extractor"].values()) for outcome in outcomes]
-    assert all(taint.private for taint in taints[1] if taint != paid(0))  # but for the weight
+    assert all(taint.exact for taint in taints[1] if taint != paid(0))  # but for the weight
     # in round 0 the head is as the job made it
-    assert any(taint.private for taint in taints[0]) is head_first
+    assert any(taint.exact for taint in taints[0]) is head_first
     head = [outcomes[0].state.taints[f"part/classifier/{name}"] for name in ("weight", "bias")]
-    assert head == [PRIVATE, PRIVATE]
+    assert head == [EXACT, EXACT]
     metrics = make_private("fedper", {}, {"metrics_sigma": 2.0})
     (seen,) = set(run(metrics, method)[1].taints["metrics"].values())
-    assert seen.private, "a private head shows in which test records are right"
+    assert seen.exact, "a private head shows in which test records are right"
 
 
 @pytest.mark.parametrize("head_first", [True, False])
@@ -363,7 +363,7 @@ def test_a_head_without_noise_ends_no_round_however_it_diverges(make_private, ma
 
     job = make_private("fedper", rounds=2)
     first, _ = run(job, Diverges(job.setting()))
-    assert not any(taint.private for taint in first.taints["extractor"].values())
+    assert not any(taint.exact for taint in first.taints["extractor"].values())
     assert math.isfinite(first.report.loss)
 
 
@@ -380,7 +380,7 @@ def test_a_head_trained_after_all_has_left_is_free(make_private, make_data):
     job = make_private("fedper", rounds=2)
     outcomes = run(job, Last(job.setting()))
     assert not any(
-        taint.private for outcome in outcomes for taint in outcome.taints["extractor"].values()
+        taint.exact for outcome in outcomes for taint in outcome.taints["extractor"].values()
     )
 
 
@@ -410,16 +410,16 @@ def test_a_method_cannot_contribute_or_decide_by_what_has_no_noise(make_private)
     class Looks(Heads):
         reads = ()
 
-        def give(self, state, facts):
-            contribution = super().give(state, facts)["extractor"]
+        def contribute(self, state, facts):
+            contribution = super().contribute(state, facts)["extractor"]
             factor = 2.0 if float(state.parts["classifier"]["weight"].sum()) > 0 else 1.0
             return {"extractor": Contribution(contribution.tensors, factor)}
 
     class Adds(Heads):
         reads = ()
 
-        def give(self, state, facts):
-            contribution = super().give(state, facts)["extractor"]
+        def contribute(self, state, facts):
+            contribution = super().contribute(state, facts)["extractor"]
             first, value = next(iter(contribution.tensors.items()))
             added = torch.zeros_like(value)
             added.view(-1)[:1] += state.parts["classifier"]["bias"][:1]
@@ -430,7 +430,7 @@ def test_a_method_cannot_contribute_or_decide_by_what_has_no_noise(make_private)
     with refused(r"takes a value out of a tensor in which records show unprotected \(__float__"):
         run(job, Looks(job.setting()))
     outcome = run(job, Adds(job.setting()))[0]
-    assert [taint.private for taint in outcome.taints["extractor"].values()].count(True) == 1
+    assert [taint.exact for taint in outcome.taints["extractor"].values()].count(True) == 1
 
 
 def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_private):
@@ -439,12 +439,12 @@ def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_
     weights = {"extractor": initial_state(method, "b").parts["extractor"]}
     for public, expected in (((), True), (("extractor",), False)):
         state = initial_state(method, "a", weights, public)
-        assert state.taint("part/extractor/conv1.weight").private is expected
+        assert state.taint("part/extractor/conv1.weight").exact is expected
         assert state.taint("part/classifier/weight") == PUBLIC
-        assert one_round(job, state=state).taints["rows"]["rows"].private is expected
+        assert one_round(job, state=state).taints["rows"]["rows"].exact is expected
     # a state whose taints are not known
     lost = replace(initial_state(method, "a", public=()), taints={})
-    assert one_round(job, state=lost).taints["rows"]["rows"].private
+    assert one_round(job, state=lost).taints["rows"]["rows"].exact
 
 
 def test_a_buffer_that_training_changes_is_private(make_private):
@@ -468,7 +468,7 @@ def test_a_buffer_that_training_changes_is_private(make_private):
     (stage,) = private.stages(state)
     private.trained(stage, modules, before)
     taints = private.keep(rounds.to_state(modules, state)).taints
-    expected = {"seen": PRIVATE, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
+    expected = {"seen": EXACT, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
     assert {name: taints[f"part/extractor/{name}"] for name in expected} == expected
     with pytest.raises(ValidationError, match="batch"):
         make_private("fedper", model={"norm": "batch"})
@@ -478,9 +478,9 @@ def test_taints_are_kept_with_the_state(make_private, make_job):
     job = make_private("fedper", rounds=4)
     state = run(job, type("Right", (Heads,), {"reads": ()})(job.setting()), 1)[0].state
     kept = state_from_bytes(state_to_bytes(state)).taints
-    private = {name: PRIVATE for name, taint in state.taints.items() if taint.private}
+    private = {name: EXACT for name, taint in state.taints.items() if taint.exact}
     assert kept == {**state.taints, **private}
-    assert {taint.name for taint in kept.values()} == {"dp", "private"}
+    assert {taint.name for taint in kept.values()} == {"noised", "exact"}
     plain = state_to_bytes(initial_state(make_job("fedper").method(), "a"))
     assert rounds.TAINTS not in tensor_file.metadata_of(plain)
     assert state_from_bytes(plain).taints == {}
@@ -551,7 +551,7 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private):
 
         def __getattribute__(self, name):
             found = super().__getattribute__(name)
-            if name not in ("deliver", "stages", "give"):
+            if name not in ("deliver", "stages", "contribute"):
                 return found
             return lambda *given: (
                 seen.append((name, given[-1].samples, given[-1].class_counts.tolist()))
@@ -569,7 +569,7 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private):
         assert outcome.contributions["extractor"].weight == 13.0
     assert heard[0] == heard[1]
     assert {(samples, tuple(counts)) for _, samples, counts in heard[0]} == {(13, (4, 0, 9))}
-    assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
+    assert [name for name, *_ in heard[0]] == ["deliver", "stages", "contribute", "deliver"]
 
 
 def test_a_step_is_divided_by_the_noisy_counts(make_private):

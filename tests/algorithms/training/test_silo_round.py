@@ -49,7 +49,7 @@ def test_a_round_delivers_trains_and_contributes(make_job):
     assert report.loss > 0
     assert list(outcome.contributions) == ["model", "metrics"]
     assert outcome.contributions["model"].weight == 21.0
-    counts = PLAIN.give(job.up(1)[-1], outcome.contributions["metrics"]).values()
+    counts = PLAIN.contribute(job.up(1)[-1], outcome.contributions["metrics"]).values()
     expected = [report.correct_delivered, report.correct_trained, 30]
     assert [t.item() for t in counts] == expected
     assert not any("running" in name for name in outcome.contributions["model"].tensors)
@@ -98,10 +98,15 @@ def test_what_is_measured_is_of_the_training_records_and_the_model_as_delivered(
     """
     job, seen, data = make_job("fedavg", model={"classes": 5}), [], make_data(21)
     method = job.method()
-    give, norm = method.give, lambda parts: parts["classifier"].weight.detach().norm().double()
+    contribute, norm = (
+        method.contribute,
+        lambda parts: parts["classifier"].weight.detach().norm().double(),
+    )
     measured = lambda parts, x, _: {"count": torch.tensor(len(x)), "norm": norm(parts)}
     monkeypatch.setattr(method, "measure", measured)
-    monkeypatch.setattr(method, "give", lambda *given: seen.append(given) or give(*given))
+    monkeypatch.setattr(
+        method, "contribute", lambda *given: seen.append(given) or contribute(*given)
+    )
     state = SiloState(initial_state(method, "a").parts, {"kept": torch.tensor(4)})
     model = model_of(job, 0.01)
     outcome = round_of(job, {"model": model}, state=state, data=data)

@@ -88,10 +88,10 @@ def world(federation, tmp_path):
 
             return here.run(accept())
 
-        def give(caller, round_, **changes):
+        def contribute(caller, round_, **changes):
             async def scenario():
                 await caller.told("round")
-                await caller.give(round_, **changes)
+                await caller.contribute(round_, **changes)
 
             here.run(scenario())
 
@@ -107,7 +107,7 @@ def world(federation, tmp_path):
                 await caller.channel.close()
 
         yield SimpleNamespace(
-            here=here, call=call, signed=signed, silos=silos, give=give, until=until,
+            here=here, call=call, signed=signed, silos=silos, contribute=contribute, until=until,
             operator=operator,
             config=config, folder=folder, roster=roster,
         )  # fmt: skip
@@ -136,12 +136,12 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     expected |= {"answers": dict.fromkeys(SILOS, ""), "given": [], "failed": {}}
     assert state == {**expected, "unheard": list(SILOS)} | {"rounds": []}
     north, east, south = world.silos(job)
-    world.give(north, 0)
+    world.contribute(north, 0)
     state = shown(world)
     assert (state["stage"], state["cohort"], state["given"]) == ("round", list(SILOS), ["north"])
     assert state["answers"] == dict.fromkeys(SILOS, "accepted")
     assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, 1 of 3 silos uploaded\n"
-    world.give(east, 0)
+    world.contribute(east, 0)
     world.here.run(south.answer("FAILED", 0, CODE))
     world.until(lambda: world.here.daemon.runs[0].state.round == 1)
     state = shown(world)
@@ -151,7 +151,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     failed = "failed     south BUDGET, its privacy budget is spent"
     assert failed in world.call("show", "one").splitlines()
     for silo in (north, east):
-        world.give(silo, 1, fill=3.0)
+        world.contribute(silo, 1, fill=3.0)
     world.until(lambda: world.here.daemon.runs[0].state.stage == "finishing")
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
@@ -199,7 +199,7 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
         reports = operator.watch("one")
         told = [next(reports)]
         for caller in callers:
-            world.give(caller, 0)
+            world.contribute(caller, 0)
         while told[-1].status.round == 0:
             told.append(next(reports))
         assert [closed.round for report in told for closed in report.rounds] == [0]

@@ -21,7 +21,7 @@ from support.ledgers import (
     write_start,
     write_stop,
 )
-from support.report_ledgers import give
+from support.report_ledgers import contribute
 from typer.testing import CliRunner
 
 from staddle.commands.main import app
@@ -181,7 +181,7 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     peer = Peer(id="coordinator", spki=coordinator.entry.spki_sha256)
 
     def send(opened, number, signed):
-        ref = give(opened, round_number=number, recipient=peer, status="silent")
+        ref = contribute(opened, round_number=number, recipient=peer, status="silent")
         message = opened.unsettled[-1]
         place, root = message.place, opened.root(message.place.seq + 1).hex()
         fields = {"federation": FEDERATION, "roster": rosters.digest(roster), "silo": "silo-a"}

@@ -12,7 +12,7 @@ from support.ledgers import (
     HASH,
     copied,
     intend,
-    payload,
+    message_digest,
     put_back,
     stored,
     write_digest,
@@ -76,17 +76,17 @@ def world(tmp_path):
         write_serving(coordinator, "coordinator", "staddle", rosters.digest(roster))
         for round_ in range(2):
             ref = intend(silo, round_number=round_)
-            sealed = write_digest(silo, ref, DIGESTS, payload())
+            sealed = write_digest(silo, ref, DIGESTS, message_digest())
             place = {"ledger_seq": sealed.place.seq, "ledger_leaf": sealed.place.leaf}
             fields = {"silo": SILO, "round": round_, **place}
             signed = {"federation": "local", "roster": rosters.digest(roster), "job": HASH}
-            signed |= {"size": payload().bytes, "sha256": HASH}
+            signed |= {"size": message_digest().bytes, "sha256": HASH}
             receipt = Receipt(**fields, **signed, ledger_root=sealed.head.root.hex())
             receipt = receipt.sign(keys["coordinator"])
-            fields |= {"job": "j1", "job_digest": HASH, "message": payload()}
+            fields |= {"job": "j1", "job_digest": HASH, "message": message_digest()}
             note = bytes(sealed.checkpoint).decode()
             coordinator.seal(Received(**fields, checkpoint=note, receipt=receipt.hex()))
-            write_outcome(silo, ref, "sent", payload().bytes, receipt.hex())
+            write_outcome(silo, ref, "sent", message_digest().bytes, receipt.hex())
             silo.checkpoint()
             before = before or copied(ours)
     folder = files.folder

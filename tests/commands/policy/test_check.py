@@ -327,7 +327,7 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
         assert said in flowing
     assert max(map(len, shown.splitlines())) <= 100
     document = json.loads(check("costly", "--json", drafted=True))
-    assert {tensor["taint"] for tensor in document["phases"][0]["tensors"]} == {"dp"}
+    assert {tensor["taint"] for tensor in document["phases"][0]["tensors"]} == {"noised"}
     told = document["privacy"]
     assert 0 < float(told.pop("epsilon")) <= 6
     limit = {"epsilon": "2.8439", "delta": "0.00001"}
@@ -335,8 +335,8 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     assert told == {**asked, "limit": limit, "required": True}
     plain = json.loads(check("one", "--json"))
     assert plain["privacy"] is None
-    assert {tensor["taint"] for tensor in plain["phases"][0]["tensors"]} == {"private"}
-    assert "private" not in check("one")
+    assert {tensor["taint"] for tensor in plain["phases"][0]["tensors"]} == {"exact"}
+    assert "exact" not in check("one")
 
 
 def test_a_private_job_is_declined_without_a_budget_or_with_one_for_less_noise(check, private):

@@ -437,9 +437,9 @@ def test_policies_rules_denials_jobs_and_taints(path):
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
     assert [row[:3] for row in page.section("8. Privacy")[1:]] == [
-        ["lung-1", "private", "15"],
+        ["lung-1", "exact", "15"],
         ["lung-1", "public", "8"],
-        ["lung-3", "private", "1"],
+        ["lung-3", "exact", "1"],
     ]
     sessions = page.section("9. Sessions")
     assert [row[4:6] + row[8:] for row in sessions[1:3]] == [
@@ -554,9 +554,9 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     assert data[-1] == f"7 {'07' * 32}"
     assert scans[1:5] == ["0.5000", "1.5", "0.00001", "1"]
     assert [[row[0], row[1], row[2], row[-1]] for row in rows] == [
-        ["j1", "dp", "4", "data: 2, 4, 6"],
+        ["j1", "noised", "4", "data: 2, 4, 6"],
         ["j1", "public", "2", "–"],
-        ["j2", "private", "3", "–"],
+        ["j2", "exact", "3", "–"],
     ]
     pictures = [text(node) for node in page.all("desc")]
     assert "Data set data: epsilon 1.7500 of 8 at delta 0.00001 after 3 heads" in pictures
@@ -575,8 +575,8 @@ def test_cohorts_by_size_and_by_name(path, monkeypatch):
     assert "is not recorded in this ledger" in words(parsed(ledgers.full(path)))
     with open_ledger(path) as ledger:
         for number, cohort in enumerate(("abc", "abc", "ab", "abc", "abd", "abd", "ab")):
-            ledgers.give(ledger, "lung-4", number, cohort=sorted({"silo-a", *cohort}))
-        ledgers.give(ledger, "lung-5", 0, cohort=["silo-a"])
+            ledgers.contribute(ledger, "lung-4", number, cohort=sorted({"silo-a", *cohort}))
+        ledgers.contribute(ledger, "lung-5", 0, cohort=["silo-a"])
     page = parsed(path)
     four, five = (row[2] for row in page.section("6. Jobs")[4:])
     assert (

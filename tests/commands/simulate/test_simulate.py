@@ -48,7 +48,7 @@ lr = 0.1
 
 [simulation]
 look_every = {looks}
-checkpoint_every = 2
+snapshot_every = 2
 """
 TWO = (
     '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = {'
@@ -123,7 +123,7 @@ def refused(file, *arguments):
 def results(out):
     """What an experiment came to, by file; without the report's own durations."""
     found = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
-    own = re.compile("LOCK|checkpoint|summary.md")
+    own = re.compile("LOCK|snapshot|summary.md")
     return {name: path.read_bytes() for name, path in found.items() if not own.search(name)}
 
 
@@ -257,7 +257,7 @@ def begin(fork_server):
 
 
 def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
-    """By kill -9, after the first checkpoint, of two workers.
+    """By kill -9, after the first snapshot, of two workers.
 
     And in a later round, of one process.
     """

@@ -14,7 +14,13 @@ from staddle.algorithms.delivery import Latest, Mail, Post
 from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.coordinator.blind import directed_rows as d
-from staddle.coordinator.blind.unmask import Keeping, kept_sum, kept_words, masked_bytes, open_sum
+from staddle.coordinator.blind.unmask import (
+    Keeping,
+    kept_sum,
+    masked_bytes,
+    open_sum,
+    open_sum_file,
+)
 from staddle.coordinator.disk_need import room
 from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError
@@ -52,7 +58,7 @@ class Kept:
         words = np.full(own.elements, round_, "<u4")
         claim = Claim(b"{}" * 50, bytes(64), SILOS[:4], bytes(8))
         (name,) = d.row_words(JobPlan(self.job).round(round_))
-        self.store.write_aside(name, kept_words(claim, [words]))
+        self.store.write_aside(name, open_sum_file(claim, [words]))
         return name
 
     def fold(self, round_, cleared=(), keep=0.5):

@@ -44,12 +44,12 @@ def mixing(tmp_path):
     made = Mixing(5, elements=100_000)
     made.folder = tmp_path
     for number, silo in enumerate(SILOS):
-        give(made, silo, np.full(100_000, number / 8))
+        contribute(made, silo, np.full(100_000, number / 8))
     return made
 
 
-def give(mixing, silo, values, number=0):
-    stored = mixing.give(silo, values, number)
+def contribute(mixing, silo, values, number=0):
+    stored = mixing.contribute(silo, values, number)
     path(mixing)(stored.upload.version).write_bytes(stored.hidden)
 
 
@@ -127,7 +127,7 @@ def test_a_row_that_its_recipient_would_refuse_is_not_planned(mixing, caplog):
     assert plans.plan("extractor", SILOS[1], {**WEIGHTS, SILOS[2]: 9.0}, versions(mixing)) is None
     assert "one silo has" in caplog.records[-1].fields["why"]
     for silo in SILOS[1:4]:
-        give(mixing, silo, np.zeros(100_000), 1)
+        contribute(mixing, silo, np.zeros(100_000), 1)
     assert plans.plan("extractor", SILOS[0], WEIGHTS, versions(mixing)) is not None
 
 
@@ -156,7 +156,7 @@ def longest(summands):
         for version in given
     ]
     sent = tuple(WireSummand(upload, letter(summands)) for upload in uploads)
-    return Mixed("p" * 128, row.payload(), SIGNATURE, sent, b"\xff" * 8, 0.1)
+    return Mixed("p" * 128, row.signed_bytes(), SIGNATURE, sent, b"\xff" * 8, 0.1)
 
 
 def letter(silos):

@@ -19,7 +19,7 @@ WORDS = b"".join(piece.tobytes() for piece in PIECES)
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "0.model.words"
-    path.write_bytes(b"".join(unmask.kept_words(CLAIM, PIECES)))
+    path.write_bytes(b"".join(unmask.open_sum_file(CLAIM, PIECES)))
     return path
 
 

@@ -65,7 +65,7 @@ def contribution(silo):
             spec.name: (tensors[spec.name] * 5).to(getattr(torch, spec.dtype))
             for spec in part.tensors
         }
-        made[part.name] = PLAIN.give(part, Contribution(tensors, weights.get(part.name)))
+        made[part.name] = PLAIN.contribute(part, Contribution(tensors, weights.get(part.name)))
     return made
 
 
@@ -119,7 +119,7 @@ class World:
         if self.rows in self.dies_at:
             raise KilledError
 
-    def told(self):
+    def wake(self):
         self.wakes += 1
 
     def watch(self, attempt, stage):
@@ -176,7 +176,7 @@ class World:
         return tuple(silo for silo in self.silos if silo not in out)
 
     def next(self, silo):
-        return self.summing.told(silo, self.had[silo])
+        return self.summing.next_message(silo, self.had[silo])
 
     def step(self, silo):
         """A silo takes its next message in, and says what follows from it."""
@@ -226,7 +226,7 @@ class World:
     def say(self, silo, body):
         message = wired(self.spec_of[silo], body).SerializeToString()
         try:
-            self.surviving(lambda: self.summing.give(silo, pb.SecureUpload.FromString(message)))
+            self.surviving(lambda: self.summing.accept(silo, pb.SecureUpload.FromString(message)))
         except RefusedError as error:
             self.refusals.append(
                 error.why if (error.peer, error.code) == (silo, "SECURE") else f"another: {error}"
@@ -332,7 +332,9 @@ def lists(summing):
     found = {}
     for silo in summing._setting.silos:
         had = iter(range(1000))
-        found[silo] = list(iter(lambda silo=silo, had=had: summing.told(silo, next(had)), None))
+        found[silo] = list(
+            iter(lambda silo=silo, had=had: summing.next_message(silo, next(had)), None)
+        )
     return found
 
 
@@ -447,7 +449,7 @@ def test_what_is_malformed_drops_its_sender_out(world):
     message = wired(world.spec_of[silo], Over(Code.STOPPED))
     message.keys.CopyFrom(pb.UploadedKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
-        world.summing.give(silo, message)
+        world.summing.accept(silo, message)
     assert world.gone == {silo: "KEYS"}
 
 
@@ -464,7 +466,7 @@ def test_what_names_no_attempt_of_this_sum_changes_nothing(world):
     ]:
         message = wired(dataclasses.replace(real, **changes), Over(Code.STOPPED))
         with pytest.raises(RefusedError, match=why) as caught:
-            world.summing.give(silo, message)
+            world.summing.accept(silo, message)
         assert caught.value.code == "SECURE"
     assert (world.rows, world.gone) == (1, {})
 
@@ -489,9 +491,9 @@ def test_a_message_that_was_taken_may_come_again_and_another_may_not(world):
 
 def test_who_says_that_it_had_more_than_it_was_told_is_refused(world):
     world.begin()
-    assert world.summing.told(world.silos[0], 1) is None
+    assert world.summing.next_message(world.silos[0], 1) is None
     with pytest.raises(RefusedError, match="had 2 messages of round 3, and was told 1"):
-        world.summing.told(world.silos[0], 2)
+        world.summing.next_message(world.silos[0], 2)
 
 
 def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world):
@@ -930,5 +932,5 @@ def test_what_a_silo_says_of_itself_is_no_evidence(world, code):
     message = wired(world.next(other).attempt, Over(Code.STOPPED))
     message.complaint.CopyFrom(pb.Complaint(silo=other, dealer=silo, key=b"short"))
     with pytest.raises(RefusedError, match="COMPLAINT"):
-        world.summing.give(other, message)
+        world.summing.accept(other, message)
     assert world.gone == {silo: "ORDER", other: "ORDER"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support.simulated_jobs import make_job
 
-from staddle.coordinator.jobs.collector import Beside, StoredUploadFile
+from staddle.coordinator.jobs.collector import Attachments, StoredUploadFile
 from staddle.coordinator.jobs.plain_collector import PlainCollector
 from staddle.coordinator.rounds.events import UploadStored
 from staddle.errors import RefusedError
@@ -60,7 +60,7 @@ def test_there_is_no_sum_to_ask_for():
 
 def test_nothing_goes_down_next_to_tensors():
     found, _ = collector()
-    coroutine = found.beside(0, "a")
+    coroutine = found.attachments(0, "a")
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
-    assert ended.value.value == Beside()
+    assert ended.value.value == Attachments()

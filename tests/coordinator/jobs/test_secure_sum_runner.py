@@ -68,7 +68,8 @@ def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
 def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_path):
     """Replayed, an attempt is told what it was told at first, not what came to light after it."""
     proofs = [
-        replace(longest_evidence(4, at), document=attempt(4, round=at).payload()) for at in range(3)
+        replace(longest_evidence(4, at), document=attempt(4, round=at).signed_bytes())
+        for at in range(3)
     ]
     _, runner = gathering(tmp_path, "batches", 2, proofs)
     summing = runner.summing

@@ -26,11 +26,11 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
     assert asked(attesting.waiting("b")) == [("a", b"1")]
     assert attesting.waiting("b") is None
     assert attesting.answered("b", said("a", b"1"))
-    (told,) = attesting.waiting("a").told
-    assert (told.by, told.silo) == ("b", "a")
-    assert (told.challenge, told.held) == (b"1", b"head")
-    assert told.signature == b"x" * 64
-    assert told.session == b""  # b's secret
+    (attestations,) = attesting.waiting("a").attestations
+    assert (attestations.by, attestations.silo) == ("b", "a")
+    assert (attestations.challenge, attestations.held) == (b"1", b"head")
+    assert attestations.signature == b"x" * 64
+    assert attestations.session == b""  # b's secret
     assert attesting.waiting("a") is None
 
 
@@ -43,7 +43,7 @@ def test_a_silo_at_work_is_asked_and_is_told_with_its_next_poll():
     attesting.waiting("a")
     assert attesting.answered("a", said("b", b"2"))
     assert attesting.questions("b") == []
-    assert [answer.by for answer in attesting.waiting("b").told] == ["a"]
+    assert [answer.by for answer in attesting.waiting("b").attestations] == ["a"]
 
 
 def test_in_place_of_silos_that_hold_nothing_others_are_asked():
@@ -58,7 +58,7 @@ def test_in_place_of_silos_that_hold_nothing_others_are_asked():
     for silo in "cde":
         attesting.answered(silo, said("a", b"1"))
     assert attesting.waiting("i") is None  # enough hold something
-    assert [answer.by for answer in attesting.waiting("a").told] == ["b", "c", "d", "e"]
+    assert [answer.by for answer in attesting.waiting("a").attestations] == ["b", "c", "d", "e"]
 
 
 def test_answers_that_nobody_waits_for_are_dropped():
@@ -70,7 +70,7 @@ def test_answers_that_nobody_waits_for_are_dropped():
     assert not attesting.answered("b", said("c", b"1"))
     assert attesting.answered("b", said("a", b"1"))
     assert not attesting.answered("b", said("a", b"1"))  # twice
-    assert len(attesting.waiting("a").told) == 1
+    assert len(attesting.waiting("a").attestations) == 1
 
 
 def test_a_new_session_asks_anew_and_forgets_the_answers_of_the_one_before():
@@ -126,7 +126,7 @@ def test_random_events(steps):
             answers[silo] = set()
         elif step == "poll":
             witness = attesting.waiting(silo)
-            for one in witness.told if witness else []:
+            for one in witness.attestations if witness else []:
                 assert one.challenge == session[silo]
                 assert (one.by, one.challenge) not in answers[silo]
                 answers[silo].add((one.by, one.challenge))

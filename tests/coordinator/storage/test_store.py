@@ -46,7 +46,7 @@ def values(seed=0):
 def spooled(path, tensors):
     spool = Spool(path, "silo-a")
     for chunk in chunks(tensors, 7):
-        spool.write(chunk.payload)
+        spool.write(chunk.content)
     return spool
 
 
@@ -204,7 +204,7 @@ class Rounds:
         self.folder, self.places, self.given = folder, {}, {}
         self.store = JobStore(folder, lambda _: ITEMS, {})
 
-    def give(self, tmp_path, round_, silo, seed=0):
+    def contribute(self, tmp_path, round_, silo, seed=0):
         spool = spooled(tmp_path / f"{silo}.part", values(seed))
         name = self.store.keep(silo, round_, spool.finished())
         self.given[name] = digest_of(values(seed))
@@ -272,7 +272,7 @@ DAMAGE = pytest.mark.parametrize("damage", [flip, cut, emptied, lambda path: pat
 @DAMAGE
 def test_what_a_silo_gave_in_the_open_round_is_checked_and_its_silo_named(tmp_path, job, damage):
     for seed, silo in enumerate("abc"):
-        job.give(tmp_path, 0, silo, seed)
+        job.contribute(tmp_path, 0, silo, seed)
     damage(job.folder / "0.b.upload")
     with pytest.raises(DamagedError, match=r"the disk changed 0\.b\.upload") as caught:
         job.close(0)
@@ -282,7 +282,7 @@ def test_what_a_silo_gave_in_the_open_round_is_checked_and_its_silo_named(tmp_pa
 @DAMAGE
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_version_that_the_disk_changed_is_not_mixed(tmp_path, job, damage, restarted):
-    job.give(tmp_path, 0, "a")
+    job.contribute(tmp_path, 0, "a")
     job.close(0, store_versions("model", "a"))
     damage(job.folder / "0.a.upload")
     if restarted:
@@ -293,7 +293,7 @@ def test_a_version_that_the_disk_changed_is_not_mixed(tmp_path, job, damage, res
 
 
 def test_a_version_is_looked_at_once_a_round(tmp_path, job):
-    job.give(tmp_path, 0, "a")
+    job.contribute(tmp_path, 0, "a")
     job.close(0, store_versions("model", "a"))
     job.store.version("model", "a", "w")
     flip(job.folder / "0.a.upload")
@@ -317,7 +317,7 @@ def test_a_file_is_compared_with_the_digest_that_is_known_of_it(tmp_path, job, d
 
 def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
     for seed, silo in enumerate(("b", "a", "c")):
-        assert job.give(tmp_path, 3, silo, seed) == f"3.{silo}.upload"
+        assert job.contribute(tmp_path, 3, silo, seed) == f"3.{silo}.upload"
         assert not (tmp_path / f"{silo}.part").exists()
     read = job.store.reader(("a", "b"), 3)
     assert bits(read("model", "b", "w")) == bits(values(0)[1])
@@ -329,7 +329,7 @@ def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
 
 def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_path, job):
     for silo in "ab":
-        job.give(tmp_path, 0, silo)
+        job.contribute(tmp_path, 0, silo)
 
     def act(fold):
         fold.publish("model", {"w": torch.ones(2)})
@@ -337,7 +337,7 @@ def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_p
 
     job.close(0, act)
     assert job.names == ["0.a.upload", "0.model.safetensors"]
-    job.give(tmp_path, 1, "a", 1)
+    job.contribute(tmp_path, 1, "a", 1)
     job.close(1, store_versions("model", "a"))
     assert bits(job.store.version("model", "a", "w")) == bits(values(1)[1])
     job.publish(2, 1.0)
@@ -350,7 +350,7 @@ def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_p
 def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
     job.publish(0, 1.0)
     job.close(1, lambda fold: put(fold, "model", "c", {"w": torch.ones(2)}))
-    job.give(tmp_path, 2, "a")
+    job.contribute(tmp_path, 2, "a")
 
     def act(fold):
         assert (fold.has("model", "a"), fold.latest("model")["w"].tolist()) == (False, [1, 1])
@@ -376,10 +376,10 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
 
 def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tmp_path, job):
     job.publish(0, 1.0)
-    job.give(tmp_path, 1, "a")
+    job.contribute(tmp_path, 1, "a")
     job.close(1, store_versions("model", "a"))
     for silo in "abc":
-        job.give(tmp_path, 2, silo, 2)
+        job.contribute(tmp_path, 2, silo, 2)
     job.fold(2, lambda fold: fold.publish("model", {"w": torch.zeros(2)}))  # died before its commit
     (job.folder / ".2.model.safetensors.tmp").write_bytes(b"half")
     job.restart(["2.a.upload", "2.b.upload"])  # c's was never committed
@@ -501,8 +501,8 @@ def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
 
 
 def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, job):
-    job.give(tmp_path, 0, "a", 0)
-    job.give(tmp_path, 0, "b", 1)
+    job.contribute(tmp_path, 0, "a", 0)
+    job.contribute(tmp_path, 0, "b", 1)
     job.close(0, lambda f: (store_version(f, "model", "a"), store_version(f, "counts", "b")))
     has = [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"]
     assert has == [True, False, False, True]
@@ -512,7 +512,7 @@ def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, j
 
 def test_files_are_readable_by_their_owner_alone(tmp_path, job):
     job.publish(0, 1.0)
-    job.give(tmp_path, 1, "a")
+    job.contribute(tmp_path, 1, "a")
     for path in job.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0
 

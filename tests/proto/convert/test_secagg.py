@@ -159,7 +159,7 @@ def test_the_longest_specification_with_all_notes_fits():
         "exchange": "sum",
     }  # fmt: skip
     spec = RoundSpec(groups=[*groups, last], **rest)
-    assert len(spec.payload()) <= MOST_SPEC_BYTES
+    assert len(spec.signed_bytes()) <= MOST_SPEC_BYTES
     message = w.longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=received.MOST_NOTES)["spec"]
     size = received.secagg_delivery_to_wire(message).ByteSize()
     limit = bound(table(received)["spec"][0], 4, 0, MOST_SPEC_BYTES, received.MOST_NOTES)

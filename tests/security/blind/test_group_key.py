@@ -192,7 +192,7 @@ def signed_again(given, pieces, prekey=None, **fields):
     """A silo that signs what it should not."""
     made = replace(given.sealing, root=sealing.Tree(p.leaf() for p in pieces).root(), **fields)
     prekey = given.prekey if prekey is None else prekey
-    payload = g._payload(epoch(), made, prekey)
+    payload = g._signed_bytes(epoch(), made, prekey)
     return g.KeyContribution(made, prekey, signer(made.sender)(g.GROUP_CONTRIBUTION, payload))
 
 
@@ -231,7 +231,7 @@ def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
     for field in ("ephemeral", "commitment", "root"):
         signed = signed_again(given, pieces)
         wrong = replace(signed.sealing, **{field: bytes(31)})
-        payload = g._payload(epoch(), wrong, given.prekey)
+        payload = g._signed_bytes(epoch(), wrong, given.prekey)
         signature = signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload)
         wrong = g.KeyContribution(wrong, given.prekey, signature)
         peer, _, why = blamed(key, {**made, FOUR[1]: (wrong, secret, pieces)}, FOUR[0])

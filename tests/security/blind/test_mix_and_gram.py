@@ -67,7 +67,7 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
     made = Mixing(5)
     read = values(part, made.silos)
     for silo in made.silos:
-        made.give(silo, read(silo, "t0").numpy())
+        made.contribute(silo, read(silo, "t0").numpy())
     recipient, *others = made.silos
     weights = {recipient: own, **{silo: 1.0 + 0.1 * n for n, silo in enumerate(others)}}
     found = rows_of(part, read, made.silos).row(part, recipient, weights, read)["t0"].numpy()
@@ -196,7 +196,7 @@ def test_a_gram_of_sketches():
     for silo in FIVE:
         keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").numpy()
-        given = Quantised(Bounds()).give(part, p.Contribution({"rows": read(silo, "rows")}))
+        given = Quantised(Bounds()).contribute(part, p.Contribution({"rows": read(silo, "rows")}))
         assert (given["rows"].numpy() == own).all()
         made = [sketched(own[r : r + 1], 8, key)[0].astype("f4") for r, key in enumerate(keys)]
         sent[silo] = torch.from_numpy(np.stack(made))

@@ -35,7 +35,7 @@ def row(weights, recipient=FOUR[0], numbers=None, on=None, silos=FOUR):
 
 
 def admit(made, silo=FOUR[0], memory=None, terms=None, on=None, silos=FOUR):
-    document = made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0]
+    document = made[0].signed_bytes() if isinstance(made[0], m.RecipientRow) else made[0]
     signature = made[1]
     here = Mixing(len(silos)).signers
     return m.admit(
@@ -71,7 +71,7 @@ def test_a_good_row_is_admitted_and_remembered():
 
 
 def test_1_a_row_has_one_spelling():
-    document = row(THIRD)[0].payload()
+    document = row(THIRD)[0].signed_bytes()
     for wrong in (
         document + b" ", document[:-1], b"{}", document.replace(b'"weight":', b'"weight": '),
     ):  # fmt: skip
@@ -83,7 +83,11 @@ def test_1_a_row_has_one_spelling():
 
 def test_2_the_coordinator_signed_it():
     made, _ = row(THIRD)
-    for signature in (bytes(64), signer(FOUR[1])(m.MIX_ROW, made.payload()), row([1, 1, 1, 1])[1]):
+    for signature in (
+        bytes(64),
+        signer(FOUR[1])(m.MIX_ROW, made.signed_bytes()),
+        row([1, 1, 1, 1])[1],
+    ):
         assert "signature" in fault((made, signature))[1]
 
 
@@ -101,14 +105,14 @@ def test_4_it_names_other_silos_once_each():
     for wrong in (
         (own, *shares), (shares[0], shares[0], *shares[1:]), (*shares[:2], stranger), shares[::-1],
     ):  # fmt: skip
-        document = made.model_copy(update={"shares": wrong}).payload()
+        document = made.model_copy(update={"shares": wrong}).signed_bytes()
         assert "not distinct other silos" in fault(signed(document))[1]
 
 
 @pytest.mark.parametrize("by", [-1, 1, 1 << 31])
 def test_5_weights_add_up_to_2_to_the_32(by):
     made, _ = row([1, 1, 1, 1])
-    document = made.model_copy(update={"own_weight": made.own_weight + by}).payload()
+    document = made.model_copy(update={"own_weight": made.own_weight + by}).signed_bytes()
     assert f"add up to {2**32 + by}" in fault(signed(document))[1]
 
 
@@ -256,11 +260,11 @@ def test_who_makes_rows_asks_first():
 def test_uploads_are_those_of_the_row():
     made = Mixing(4)
     for silo in FOUR:
-        made.give(silo, np.zeros(20))
+        made.contribute(silo, np.zeros(20))
     offered, _ = made.row(FOUR[0], dict.fromkeys(FOUR, 1 << 30))
     old = [made.stored[silo].upload for silo in FOUR[1:]]
     m.check_uploads(offered, old)
-    made.give(FOUR[1], np.zeros(20), 1)
+    made.contribute(FOUR[1], np.zeros(20), 1)
     for wrong in (old[1:], old[::-1], [made.stored[silo].upload for silo in FOUR[1:]]):
         with pytest.raises(RefusedError) as caught:
             m.check_uploads(offered, wrong)
@@ -291,7 +295,7 @@ def test_one_upload_a_round_is_signed():
 @given(st.binary(max_size=200) | st.integers(0, 10**6))
 def test_1_hostile_bytes_are_refused(hostile):
     """Any bytes, or a row with one byte changed, under the coordinator's own signature."""
-    document = bytearray(row(THIRD)[0].payload())
+    document = bytearray(row(THIRD)[0].signed_bytes())
     if isinstance(hostile, int):
         at, to = hostile % len(document), hostile // len(document) % 256
         document[at] = to if document[at] != to else to ^ 1
@@ -300,4 +304,4 @@ def test_1_hostile_bytes_are_refused(hostile):
     with suppress(RefusedError):
         admitted, _ = admit(signed(hostile))
     # another good row: of another round, attempt or version
-    assert admitted is None or admitted.payload() == hostile
+    assert admitted is None or admitted.signed_bytes() == hostile

@@ -63,7 +63,7 @@ class Sum:
         ]
 
     def claim(self, index=0, **changes):
-        payload = self.spec.payload()
+        payload = self.spec.signed_bytes()
         signature = signer("coordinator")(SECAGG_SPEC, payload)
         tag = tag_of(self.tags, index, len(GROUPS))
         return replace(Claim(payload, signature, self.survivors, tag), **changes)

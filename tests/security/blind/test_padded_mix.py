@@ -34,7 +34,7 @@ def mixing(n=4, elements=20, clip_exponent=3, seed=0):
     made = Mixing(n, seed, elements=elements, clip_exponent=clip_exponent)
     random, most = np.random.default_rng(seed), 2.0**clip_exponent
     for silo in made.silos:
-        made.give(silo, random.uniform(-most, most, elements))
+        made.contribute(silo, random.uniform(-most, most, elements))
     return made
 
 
@@ -61,7 +61,7 @@ def test_a_row_against_the_plain_mix(data):
     made = Mixing(n, elements=elements, clip_exponent=clip_exponent)
     for silo in silos:
         assert check_values(made.line.group, values[silo]) == 0
-        made.give(silo, values[silo])
+        made.contribute(silo, values[silo])
     found = made.open(made.row(recipient, weights)[0])
 
     # The slow oracle: Python's own integers.
@@ -117,7 +117,7 @@ def test_vectors_of_several_pieces_and_rounds():
     made = Mixing(4, elements=elements)
     values = {s: np.linspace(-8, 8, elements) * (i + 1) / 4 for i, s in enumerate(FOUR)}
     for number, silo in enumerate(FOUR):
-        made.give(silo, values[silo], number)
+        made.contribute(silo, values[silo], number)
     weights = integers(FOUR, [1, 2, 3, 4])
     found = made.open(made.row(FOUR[3], weights)[0])
     exact = sum(weights[s] / 2**32 * values[s] for s in FOUR)
@@ -135,7 +135,7 @@ def test_vectors_of_several_pieces_and_rounds():
 def test_all_uploads_and_rows_at_their_limits():
     made = Mixing(4, elements=2, clip_exponent=3)
     for silo in FOUR:
-        made.give(silo, np.array([8.0, -8.0]))
+        made.contribute(silo, np.array([8.0, -8.0]))
     for raw in ([1, 1, 1, 1], [0, 0, 1, 0]):
         found = made.open(made.row(FOUR[0], integers(FOUR, raw))[0])
         assert found.tolist() == [8.0, -8.0]
@@ -173,7 +173,7 @@ def test_a_row_that_was_altered_is_the_coordinators():
 
     def other_version(made, row, hidden, tag):
         old = made.mixed(row)
-        made.give(FOUR[1], np.ones(20), 1)
+        made.contribute(FOUR[1], np.ones(20), 1)
         made.open(made.row(FOUR[0], integers(FOUR, [1, 1, 1, 1]))[0], old)
 
     def other_key(made, row, hidden, tag):
@@ -211,14 +211,14 @@ def test_wrong_seeds_give_noise_and_no_row():
 def test_each_stream_is_of_one_upload():
     made, zeros = Mixing(4), np.zeros(20)
     seed = bytes(range(32))
-    first = made.give(FOUR[0], zeros, seed=seed).hidden
-    assert made.give(FOUR[0], zeros, seed=seed).hidden == first
-    assert made.give(FOUR[0], zeros, 1, seed=seed).hidden != first
-    assert made.give(FOUR[1], zeros, seed=seed).hidden != first
-    assert made.give(FOUR[0], zeros).hidden != first
+    first = made.contribute(FOUR[0], zeros, seed=seed).hidden
+    assert made.contribute(FOUR[0], zeros, seed=seed).hidden == first
+    assert made.contribute(FOUR[0], zeros, 1, seed=seed).hidden != first
+    assert made.contribute(FOUR[1], zeros, seed=seed).hidden != first
+    assert made.contribute(FOUR[0], zeros).hidden != first
     for fields in ({"job": "j2"}, {"key_epoch": 3}, {"roster": "ee" * 32}, {"federation": "liver"}):
         other = Mixing(4, **fields)
-        assert other.give(FOUR[0], zeros, seed=seed).hidden != first
+        assert other.contribute(FOUR[0], zeros, seed=seed).hidden != first
         assert other.line.context() != made.line.context()
 
 
@@ -229,7 +229,9 @@ def test_an_upload_is_signed_and_its_pieces_are_all():
 
     def again(**fields):
         wrong = replace(upload, **fields)
-        return replace(wrong, signature=signer(FOUR[1])(o.MIX_UPLOAD, wrong.payload(made.line)))
+        return replace(
+            wrong, signature=signer(FOUR[1])(o.MIX_UPLOAD, wrong.signed_bytes(made.line))
+        )
 
     moved = upload.version.model_copy(update={"number": 1})
     foreign = replace(upload.sealing, sender=FOUR[2])
@@ -268,7 +270,7 @@ def test_a_seed_is_for_each_other_silo_alone():
     found = blamed(opened, FOUR[0], letters[FOUR[2]], seed_of(FOUR[0]))
     assert found[:2] == ("coordinator", "SHARES")
     odd = replace(stored.upload, sealing=replace(stored.upload.sealing, root=b""))
-    odd = replace(odd, signature=signer(FOUR[1])(o.MIX_UPLOAD, odd.payload(made.line)))
+    odd = replace(odd, signature=signer(FOUR[1])(o.MIX_UPLOAD, odd.signed_bytes(made.line)))
     own = (FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]))
     said = "passed on from 'silo-01': what it signed over its sealed secret has the wrong size"
     assert said in blamed(opened, *own, odd)[2]

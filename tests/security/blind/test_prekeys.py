@@ -49,7 +49,9 @@ def word(silo, number=0, generation=1, to=None, **changes):
     )
     if changes:
         made = replace(made, **changes)
-        payload = p._payload(LINE, version(silo, number), sealed.root, made.generation, made.key)
+        payload = p._signed_bytes(
+            LINE, version(silo, number), sealed.root, made.generation, made.key
+        )
         made = replace(made, signature=signer(by)(p.MIX_PREKEY, payload))
     return p.Word(version(silo, number), sealed.root, made, sealing.letters(pieces)[ME])
 
@@ -183,7 +185,9 @@ def test_who_is_at_fault_where_a_prekey_is_not_there():
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["give", "relay"]), st.sampled_from(SILOS), st.sampled_from(SILOS))
+    st.tuples(
+        st.sampled_from(["contribute", "relay"]), st.sampled_from(SILOS), st.sampled_from(SILOS)
+    )
 )
 
 
@@ -198,7 +202,7 @@ def test_whatever_is_handed_down_when_nothing_that_may_come_is_erased(steps):
     known = p.Known.first({silo: public_key(seed(silo, 0)) for silo in SILOS if silo != ME})
     kept, taken = {0}, dict.fromkeys(SILOS, -1)
     for what, one, other in steps:
-        if what == "give":
+        if what == "contribute":
             given_[one] += 1
             uploads[one].append((dict(heard[one]), given_[one]))
             if one == ME:

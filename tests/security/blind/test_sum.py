@@ -37,7 +37,7 @@ def contributions(part, weights, seed=0, scale=1.0):
             value = torch.randn(spec.shape, generator=rng) * scale
             whole = value.round() if spec.dtype == "int64" else value
             tensors[spec.name] = whole.to(getattr(torch, spec.dtype))
-        spool[silo] = PLAIN.give(part, x.Contribution(tensors, weight))
+        spool[silo] = PLAIN.contribute(part, x.Contribution(tensors, weight))
     return lambda silo, name: spool[silo][name]
 
 

@@ -47,7 +47,7 @@ def test_it_lies_between_the_oracle_and_what_is_enforced(answers):
         assert oracle(events, delta) <= answer <= cost(events, delta), events
     assert found[0] < 0.97 * cost(JOB, DELTA)
     assert (nothing, no_steps, no_noise, too_many, tiny) == (0, 0, math.inf, None, None)
-    seen = [so.told(each) for each in (None, 1.00001, math.inf)]
+    seen = [so.shown_bound(each) for each in (None, 1.00001, math.inf)]
     assert seen == ["not within its limits", "1.0001", "inf"]
 
 

@@ -29,7 +29,7 @@ def resigned(folder, **changes):
     """Changed and signed again by its own protocol key: only checks on content can refuse it."""
     document = {**json.loads((folder / "entry.json").read_bytes()), **changes}
     key = load_pem_private_key((folder / "protocol.key").read_bytes(), None)
-    document["signature"] = key.sign(framed(ENTRY, k.entry_payload(document))).hex()
+    document["signature"] = key.sign(framed(ENTRY, k.entry_bytes(document))).hex()
     return document
 
 
@@ -152,7 +152,7 @@ def test_step_3_keys_must_be_usable_and_separate(folder):
 
 def test_step_4_another_key_cannot_sign_the_entry(folder):
     document = resigned(folder)
-    signature = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, k.entry_payload(document)))
+    signature = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, k.entry_bytes(document)))
     document["signature"] = signature.hex()
     with pytest.raises(LocalError, match="signature of entry"):
         validate(document, k.RosterEntry, "e")

@@ -9,7 +9,7 @@ from staddle.files.documents import canonical_json, validate
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.certificate import self_signed
 from staddle.security.identity.domains import ENTRY
-from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry_payload, load_keys
+from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry_bytes, load_keys
 from staddle.security.identity.roster import Pins, Roster
 
 MEMBERS = {
@@ -121,14 +121,14 @@ def test_one_key_cannot_be_two_members(made, keys, tmp_path):
     for name in ("protocol_key", "log_key", "exchange_key"):
         borrowed = {**own, name: getattr(keys["f1"].entry, name)}
         signer = keys["f1"] if name == "protocol_key" else load_keys(tmp_path / "f9")
-        borrowed["signature"] = signer.sign(ENTRY, entry_payload(borrowed)).hex()
+        borrowed["signature"] = signer.sign(ENTRY, entry_bytes(borrowed)).hex()
         twin = validate(borrowed, RosterEntry, "entry")
         with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
             rosters.add(made.unsigned, twin)
     name = "spki_sha256"  # a certificate for another id over the same TLS key
     pem = self_signed("f9", load_pem_private_key(keys["f1"].tls_key, None))
     borrowed = {**own, "certificate": pem, name: keys["f1"].entry.spki_sha256}
-    borrowed["signature"] = load_keys(tmp_path / "f9").sign(ENTRY, entry_payload(borrowed)).hex()
+    borrowed["signature"] = load_keys(tmp_path / "f9").sign(ENTRY, entry_bytes(borrowed)).hex()
     with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
         rosters.add(made.unsigned, validate(borrowed, RosterEntry, "entry"))
 
@@ -174,7 +174,7 @@ def test_step_5_a_signature_that_does_not_fit(made, keys):
     changed = rosters.remove(made.roster, "silo-b").model_copy(update=old)
     with pytest.raises(PeerError, match="f1: its signature does not fit roster version 6"):
         rosters.verify(changed, made.pins)
-    by_silo = keys["silo-a"].sign(rosters.ROSTER, rosters.payload(made.roster)).hex()
+    by_silo = keys["silo-a"].sign(rosters.ROSTER, rosters.signed_bytes(made.roster)).hex()
     for signer in ("silo-a", "nobody"):
         signatures = {**made.roster.signatures, signer: by_silo}
         more = made.roster.model_copy(update={"signatures": signatures})

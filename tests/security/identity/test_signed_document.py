@@ -27,8 +27,8 @@ def fed(tmp_path_factory):
     return SimpleNamespace(keys=keys, roster=roster)
 
 
-def check(fed, signed, role=Role.OPERATOR, label=domains.JOB):
-    return verify_document(signed, fed.roster, role, label)
+def check(fed, signed, role=Role.OPERATOR, domain=domains.JOB):
+    return verify_document(signed, fed.roster, role, domain)
 
 
 def test_signed_document_comes_back_through_bytes(fed):
@@ -73,7 +73,7 @@ def test_step_4_any_change_and_any_other_purpose(fed):
         with pytest.raises(PeerError, match="op: its signature does not fit"):
             check(fed, {**signed, "document": document})
     with pytest.raises(PeerError, match="does not fit"):
-        check(fed, signed, label=domains.ROSTER)
+        check(fed, signed, domain=domains.ROSTER)
     other = sign_document(JOB, fed.roster, fed.keys["s"], domains.JOB)
     # another member's signature under this one's name
     with pytest.raises(PeerError, match="does not fit"):

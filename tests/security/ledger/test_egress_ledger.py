@@ -45,7 +45,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
     tensors = [
         {
             "part": r.part, "kind": r.kind, "name": r.name, "dtype": r.dtype,
-            "shape": list(r.shape), "bytes": r.nbytes, "taint": "private", "readers": [],
+            "shape": list(r.shape), "bytes": r.nbytes, "taint": "exact", "readers": [],
         }
         for r in book.RELEASES
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
         monkeypatch.setattr("os.fdatasync", synced.append)
         ref = book.intend(ledger)
         assert len(synced) == 1
-        book.write_digest(ledger, ref, book.DIGESTS, book.payload())
+        book.write_digest(ledger, ref, book.DIGESTS, book.message_digest())
         assert len(synced) == 2
         book.write_outcome(ledger, ref, "sent", book.BYTES)
         assert len(synced) == 2
@@ -76,13 +76,14 @@ def test_writer_refuses_what_the_verifier_would(path):
     with book.open_ledger(path) as ledger:
         ref = book.intend(ledger)
         for call, said in [
-            (lambda: book.write_digest(ledger, ref + 1, book.DIGESTS, book.payload()),
+            (lambda: book.write_digest(ledger, ref + 1, book.DIGESTS, book.message_digest()),
                 "which is not an open intent"),
-            (lambda: book.write_digest(ledger, ref, book.DIGESTS[:2], book.payload()),
+            (lambda: book.write_digest(ledger, ref, book.DIGESTS[:2], book.message_digest()),
                 "has tensors model/w, model/b, the intent"),
-            (lambda: book.write_digest(ledger, ref, book.DIGESTS[::-1], book.payload()),
+            (lambda: book.write_digest(ledger, ref, book.DIGESTS[::-1], book.message_digest()),
                 "has tensors metric/correct"),
-            (lambda: book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.BYTES + 1)),
+            (lambda: book.write_digest(
+                ledger, ref, book.DIGESTS, book.message_digest(book.BYTES + 1)),
                 f"has {book.BYTES + 1} bytes, the intent {book.BYTES}"),
             (lambda: book.write_outcome(ledger, ref, "sent", book.BYTES),
                 "'sent' without a digest"),
@@ -105,9 +106,9 @@ def test_writer_refuses_what_the_verifier_would(path):
         ]:  # fmt: skip
             with pytest.raises(LocalError, match=said):
                 call()
-        book.write_digest(ledger, ref, book.DIGESTS, book.payload())
+        book.write_digest(ledger, ref, book.DIGESTS, book.message_digest())
         with pytest.raises(LocalError, match="second digest"):
-            book.write_digest(ledger, ref, book.DIGESTS, book.payload())
+            book.write_digest(ledger, ref, book.DIGESTS, book.message_digest())
         with pytest.raises(LocalError, match="with 5 of"):
             book.write_outcome(ledger, ref, "sent", 5)
         book.write_outcome(ledger, ref, "sent", book.BYTES)
@@ -164,8 +165,8 @@ def test_a_payload_goes_on_behind_its_offset(path):
         ref = book.intend(ledger, message_bytes=book.BYTES - 170, offset=170)
         assert ledger.sent(book.HASH, 3) == 2 * book.BYTES - 170
         with pytest.raises(LocalError, match=f"has 14 bytes, the intent {book.BYTES}"):
-            book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.BYTES - 170))
-        book.write_digest(ledger, ref, book.DIGESTS, book.payload())
+            book.write_digest(ledger, ref, book.DIGESTS, book.message_digest(book.BYTES - 170))
+        book.write_digest(ledger, ref, book.DIGESTS, book.message_digest())
         with pytest.raises(LocalError, match="with 13 of 14"):
             book.write_outcome(ledger, ref, "sent", 13)
         book.write_outcome(ledger, ref, "sent", 14, "5c1f")
@@ -210,8 +211,8 @@ def test_a_privacy_budget_that_shrank_or_changed_has_no_head_here(path, size, ro
 
 def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
     wrong = {
-        "has a tensor that is dp, and names nothing that paid for it": (0, ()),
-        "has no tensor that is dp, and names what paid for it": (2, (2,)),
+        "has a tensor that is noised, and names nothing that paid for it": (0, ()),
+        "has no tensor that is noised, and names what paid for it": (2, (2,)),
         "is paid by 7 of data set 'data', whose last head has 7 records": (0, (2, 7)),
     }
     book.private(path)
@@ -233,14 +234,14 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
     with book.open_ledger(path) as ledger:
         book.send(ledger)
         cut, digested = book.intend(ledger), book.intend(ledger, round_number=4)
-        place = book.write_digest(ledger, digested, book.DIGESTS, book.payload()).place
+        place = book.write_digest(ledger, digested, book.DIGESTS, book.message_digest()).place
         before = ledger.unsettled
     with book.open_ledger(path) as ledger:
         assert ledger.unsettled == before
         first, second = ledger.unsettled
         assert (first.seq, first.intent.round, first.digest, first.place) == (cut, 3, None, None)
         assert (second.seq, second.intent.round, second.place) == (digested, 4, place)
-        assert second.digest.message == book.payload()
+        assert second.digest.message == book.message_digest()
         book.write_outcome(ledger, cut, "unknown", book.BYTES)
         assert ledger.unsettled == (second,)
 
@@ -327,7 +328,7 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
         failed = book.intend(ledger, round_number=5)
         book.write_outcome(ledger, failed, "failed", 0)
         half = book.intend(ledger, round_number=6, message_bytes=book.BYTES + 30)
-        book.write_digest(ledger, half, book.DIGESTS, book.payload(book.BYTES + 30))
+        book.write_digest(ledger, half, book.DIGESTS, book.message_digest(book.BYTES + 30))
         book.write_control_open(ledger, "s1", book.PEER, 100, 1000)
         assert ledger.open_intents == (cut, half)
     found = audit.verify(path)

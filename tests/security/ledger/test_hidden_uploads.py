@@ -27,9 +27,9 @@ GOLDEN_PADDED = (
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{book.HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["mix"],"recipient":{{"id":"coordinator","spki":"{book.HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":320,"dtype":"uint64","kind":"backbone","name":"w",'
-    '"part":"extractor","readers":[],"shape":[10,4],"taint":"private"},'
+    '"part":"extractor","readers":[],"shape":[10,4],"taint":"exact"},'
     '{"bytes":32,"dtype":"uint64","kind":"backbone","name":"b",'
-    '"part":"extractor","readers":[],"shape":[4],"taint":"private"}],"type":"egress.intent"}'
+    '"part":"extractor","readers":[],"shape":[4],"taint":"exact"}],"type":"egress.intent"}'
 )
 GOLDEN_ROTATED = (
     '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"rotated",'
@@ -38,7 +38,7 @@ GOLDEN_ROTATED = (
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{book.HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["gram"],"recipient":{{"id":"coordinator","spki":"{book.HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":60,"dtype":"float32","kind":"classifier_rows","name":"rows",'
-    '"part":"heads","readers":[],"shape":[3,5],"taint":"private"}],"type":"egress.intent"}'
+    '"part":"heads","readers":[],"shape":[3,5],"taint":"exact"}],"type":"egress.intent"}'
 )
 GOLDEN_CONTRIBUTION = (
     f'{{"ctx":"{"e0" * 32}","job":"j1","job_digest":"{book.HASH}","kind":"contribution",'
@@ -175,7 +175,9 @@ def test_no_tensor_of_a_padded_or_rotated_message_has_a_hash(path):
             (book.intend_rotated(ledger), book.ROTATED_BYTES, "model/w"),
         ):
             with pytest.raises(LocalError, match=f"has tensors {names}, the intent none"):
-                book.write_digest(ledger, ref, book.DIGESTS[: names.count("/")], book.payload(size))
+                book.write_digest(
+                    ledger, ref, book.DIGESTS[: names.count("/")], book.message_digest(size)
+                )
             book.settle(ledger, ref, size)
     assert audit.verify(path).ok
 

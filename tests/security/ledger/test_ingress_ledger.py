@@ -14,7 +14,8 @@ from staddle.security.log.merkle import EMPTY_ROOT
 from staddle.security.log.tree_head import TreeHead
 
 RECEIVED = Received(
-    silo="silo-a", job="j1", job_digest=book.HASH, round=3, message=book.payload(), ledger_seq=4,
+    silo="silo-a", job="j1", job_digest=book.HASH, round=3, message=book.message_digest(),
+    ledger_seq=4,
     ledger_leaf=book.HASH, checkpoint=bytes(book.signer().sign(0, EMPTY_ROOT)).decode(),
     receipt="5c" * 64,
 )  # fmt: skip
@@ -30,7 +31,7 @@ def test_records_of_two_lives_are_one_verified_ledger(tmp_path):
         with opened(tmp_path) as ledger:
             book.write_serving(ledger, "coordinator", "staddle", book.HASH)
             ledger.seal(RECEIVED)
-            book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.payload())
+            book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.message_digest())
             book.write_refused(ledger, "silo-a", book.signer().sign(0, EMPTY_ROOT), "w" * 5000)
             book.write_stop(ledger, "asked to stop")
     kinds = ["serving", "received", "delivered", "head.refused", "stop"]

@@ -17,7 +17,7 @@ def folded(tmp_path):
         book.write_start(ledger, "staddle", book.HASH, book.HASH)
         first = book.write_control_open(ledger, "s1", book.PEER, 100, 1000).seq
         sent, failed, silent = book.send(ledger), book.intend(ledger), book.intend(ledger)
-        book.write_digest(ledger, silent, book.DIGESTS, book.payload())
+        book.write_digest(ledger, silent, book.DIGESTS, book.message_digest())
         book.protocol(ledger, "keys")
         book.write_control_close(ledger, first, 8, 512)
         book.write_start(ledger, "staddle", NEWER, book.HASH)
@@ -43,7 +43,7 @@ def test_a_message_is_what_its_three_records_say(folded, tmp_path):
     }  # fmt: skip
     assert list(found.messages) == sorted(seqs.values())
     digest = found.messages[seqs["silent"]].digest
-    assert (digest.leaf, digest.message) == (lines[digest.seq].leaf, book.payload())
+    assert (digest.leaf, digest.message) == (lines[digest.seq].leaf, book.message_digest())
     assert lines[digest.seq].record["ref"] == seqs["silent"]
 
 

@@ -108,7 +108,7 @@ def test_what_is_written_after_the_check_is_not_in_the_view(path):
     cut = next(message for message in before if not message.digested)
     with open_ledger(path, "silo-a") as ledger:
         write_outcome(ledger, cut.seq, "unknown", 0)
-        ledgers.give(ledger, "later")
+        ledgers.contribute(ledger, "later")
     found = view(verified, messages.records(path))
     assert found.messages == list(before)
     assert "later" not in found.jobs

@@ -2,7 +2,7 @@
 
 import pytest
 from support.ledgers import FEDERATION, HASH, open_ledger, write_outcome, write_start
-from support.report_ledgers import give
+from support.report_ledgers import contribute
 
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
@@ -41,9 +41,9 @@ def world(keys, tmp_path):
             self.roster = roster
             write_start(self.ledger, "staddle", rosters.digest(roster), HASH)
 
-        def give(self, number, signer="coordinator", status="sent", **changes):
+        def contribute(self, number, signer="coordinator", status="sent", **changes):
             """One message and its receipt with these fields changed; its seq."""
-            ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
+            ref = contribute(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
                 "federation": FEDERATION, "roster": rosters.digest(self.roster), "silo": "silo-a",
@@ -67,29 +67,29 @@ def world(keys, tmp_path):
 
 def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
     world.start(world.old)
-    first = world.give(0)
+    first = world.contribute(0)
     world.start(world.new)
-    second = world.give(1, status="unknown")
-    give(world.ledger, round_number=2, receipt=None)
-    give(world.ledger, round_number=3, status="failed")
-    give(world.ledger, round_number=4, status="cut")
+    second = world.contribute(1, status="unknown")
+    contribute(world.ledger, round_number=2, receipt=None)
+    contribute(world.ledger, round_number=3, status="failed")
+    contribute(world.ledger, round_number=4, status="cut")
     found = world.check(world.new, world.old)
     assert (found.good, found.without, found.unchecked) == ({first, second}, 1, 0)
     assert found.problems == []
-    assert found.told == "2 receipts hold; 1 messages that were sent have none"
+    assert found.summary == "2 receipts hold; 1 messages that were sent have none"
     found = world.check(world.new)
     assert (found.good, found.without, found.unchecked, found.problems) == ({second}, 1, 1, [])
-    assert found.told.endswith("have none; 1 are under rosters that were not given")
+    assert found.summary.endswith("have none; 1 are under rosters that were not given")
     assert world.check().unchecked == 2
 
 
 def test_a_receipt_for_another_message_or_by_another_is_a_problem(world):
     world.start(world.old)
-    good = world.give(0)
-    world.give(1, signer="silo-b")
-    world.give(2, round=1)
-    world.give(3, ledger_seq=2)
-    world.give(4, roster=rosters.digest(world.new))
+    good = world.contribute(0)
+    world.contribute(1, signer="silo-b")
+    world.contribute(2, round=1)
+    world.contribute(3, ledger_seq=2)
+    world.contribute(4, roster=rosters.digest(world.new))
     found = world.check(world.old)
     assert found.good == {good}
     assert found.problems == [
@@ -101,10 +101,10 @@ def test_a_receipt_for_another_message_or_by_another_is_a_problem(world):
 def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_problem(world):
     world.start(world.old)
     world.peer = Peer(id="coordinator", spki=HASH)
-    world.give(0)
+    world.contribute(0)
     world.peer = Peer(id="silo-b", spki=HASH)
-    world.give(1)
-    ref = give(world.ledger, round_number=2, status="cut")
+    world.contribute(1)
+    ref = contribute(world.ledger, round_number=2, status="cut")
     write_outcome(world.ledger, ref, "unknown", 0, "00" * 64)
     first, second, third = world.check(world.old).problems
     said = "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"

@@ -10,11 +10,11 @@ from staddle.errors import LocalError
 from staddle.security.ledger import reconcile as reconciling
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.reconcile import reconcile
-from staddle.security.ledger.records import Payload, Received
+from staddle.security.ledger.records import MessageDigest, Received
 from staddle.security.log.head import Signer, stored
 from staddle.security.log.tree_head import TreeHead
 
-SIZE = book.payload().bytes
+SIZE = book.message_digest().bytes
 
 
 class World:
@@ -33,12 +33,12 @@ class World:
         return intend_in(self.silo, round_number=round_)
 
     def digest(self, ref):
-        return book.write_digest(self.silo, ref, book.DIGESTS, book.payload())
+        return book.write_digest(self.silo, ref, book.DIGESTS, book.message_digest())
 
     def receive(self, round_, sealed, receipt="5c" * 64, **changes):
         fields = {
             "silo": "silo-a", "job": "j1", "job_digest": book.HASH, "round": round_,
-            "message": book.payload(), "ledger_seq": sealed.place.seq,
+            "message": book.message_digest(), "ledger_seq": sealed.place.seq,
             "ledger_leaf": sealed.place.leaf, "checkpoint": bytes(sealed.checkpoint).decode(),
             "receipt": receipt,
         }  # fmt: skip
@@ -53,7 +53,7 @@ class World:
         return sealed
 
     def deliver(self, round_, delivered=True, noted=True):
-        message = Payload(bytes=round_ + 1, sha256=book.HASH)
+        message = MessageDigest(bytes=round_ + 1, sha256=book.HASH)
         if delivered:
             book.write_delivered(self.coordinator, "silo-a", "j1", book.HASH, round_, message)
         if noted:
@@ -85,9 +85,9 @@ def test_ledgers_that_agree(world):
 
 def test_masked_uploads_are_compared_like_any(world):
     ref = book.intend_masked(world.silo)
-    sealed = book.write_digest(world.silo, ref, (), book.payload(book.MASKED_BYTES))
+    sealed = book.write_digest(world.silo, ref, (), book.message_digest(book.MASKED_BYTES))
     book.protocol(world.silo, "header")
-    receipt = world.receive(3, sealed, message=book.payload(book.MASKED_BYTES))
+    receipt = world.receive(3, sealed, message=book.message_digest(book.MASKED_BYTES))
     book.write_outcome(world.silo, ref, "sent", book.MASKED_BYTES, receipt)
     book.open_sum(world.silo)
     found = world.found()
@@ -95,7 +95,7 @@ def test_masked_uploads_are_compared_like_any(world):
         1, book.MASKED_BYTES, (), (),
     )  # fmt: skip
     ref = book.intend_masked(world.silo, round_number=4)
-    world.receive(4, book.write_digest(world.silo, ref, (), book.payload(book.MASKED_BYTES)))
+    world.receive(4, book.write_digest(world.silo, ref, (), book.message_digest(book.MASKED_BYTES)))
     (problem,) = world.found().differences
     assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
     assert f"has there {book.MASKED_BYTES} bytes" in problem
@@ -110,12 +110,12 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     }
     refs = {intent: intent(world.silo) for intent in sizes}
     places = {
-        intent: book.write_digest(world.silo, ref, (), book.payload(sizes[intent]))
+        intent: book.write_digest(world.silo, ref, (), book.message_digest(sizes[intent]))
         for intent, ref in refs.items()
     }
     book.protocol(world.silo, "padded")
     for intent in (book.intend_rotated, book.intend_padded):
-        receipt = world.receive(3, places[intent], message=book.payload(sizes[intent]))
+        receipt = world.receive(3, places[intent], message=book.message_digest(sizes[intent]))
         book.write_outcome(world.silo, refs[intent], "sent", sizes[intent], receipt)
     book.write_outcome(world.silo, refs[book.intend_masked], "unknown", 0)
     book.intend_padded(world.silo, "f7" * 32, 1, round_number=4)
@@ -127,11 +127,11 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
         "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",
     ]
     # another message of this very round
-    world.receive(3, places[book.intend_masked], message=book.payload(book.PADDED_BYTES))
+    world.receive(3, places[book.intend_masked], message=book.message_digest(book.PADDED_BYTES))
     (problem,) = world.found().differences
     assert f"has there {book.MASKED_BYTES} bytes of job 'j1', round 3" in problem
     again = book.intend_rotated(world.silo, "f8" * 32, round_number=5)
-    book.write_digest(world.silo, again, (), book.payload(book.ROTATED_BYTES))
+    book.write_digest(world.silo, again, (), book.message_digest(book.ROTATED_BYTES))
     gaps = [gap.split(": ", 1)[1] for gap in world.found().gaps]
     about = f"{book.ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads'"
     assert f"not received ({about}, without outcome)" in gaps
@@ -158,8 +158,9 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
 
 
 @pytest.mark.parametrize("changes", [
-    {"round": 7}, {"job_digest": "cd" * 32}, {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
-    {"message": Payload(bytes=SIZE - 1, sha256=book.HASH)}, {"ledger_leaf": "cd" * 32},
+    {"round": 7}, {"job_digest": "cd" * 32},
+    {"message": MessageDigest(bytes=SIZE, sha256="cd" * 32)},
+    {"message": MessageDigest(bytes=SIZE - 1, sha256=book.HASH)}, {"ledger_leaf": "cd" * 32},
     {"ledger_seq": 1},
 ])  # fmt: skip
 def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, changes):
@@ -271,7 +272,7 @@ def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
     world.upload(0)
     sealed = world.upload(1)
     world.receive(9, sealed, silo="silo-b")
-    book.write_delivered(world.coordinator, "silo-b", "j1", book.HASH, 3, book.payload())
+    book.write_delivered(world.coordinator, "silo-b", "j1", book.HASH, 3, book.message_digest())
     assert (world.found().differences, world.found().gaps) == ((), ())
 
 

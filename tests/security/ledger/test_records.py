@@ -41,7 +41,7 @@ def test_both_ledgers_write_by_that_table(tmp_path, synced):
         book.write_witness(ledger, "silo-b", TreeHead(HEAD.origin, 1, HEAD.root))
     with ReceivingLedger.open(tmp_path / "ours", "c", "lung", book.KEY) as ledger:
         book.write_serving(ledger, "c", "staddle", book.HASH)
-        book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.payload())
+        book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.message_digest())
     assert synced == [
         ("start", True), ("egress.intent", True), ("egress.outcome", False), ("witness", False),
         ("serving", True), ("delivered", False),
@@ -65,9 +65,9 @@ def test_a_record_of_another_silo_is_refused_and_nothing_is_written(tmp_path):
     ids=["none", "those of the message", "fewer", "others"],
 )
 def test_a_tensor_names_readers_where_they_are_not_those_of_its_message(own, kept):
-    release = replace(book.RELEASES[0], readers=own, taint="dp")
+    release = replace(book.RELEASES[0], readers=own, taint="noised")
     found = r.Tensor.of(release, ["a", "b"])
-    assert (found.readers, found.bytes, found.shape, found.taint) == (kept, 160, (10, 4), "dp")
+    assert (found.readers, found.bytes, found.shape, found.taint) == (kept, 160, (10, 4), "noised")
 
 
 def test_what_paid_for_a_message_is_named_once_and_in_order():

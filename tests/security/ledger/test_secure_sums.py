@@ -130,12 +130,12 @@ def test_the_writer_refuses_digests_and_survivors_that_are_not_so(path):
         ref = book.intend_masked(ledger)
         why = "has tensors model/w, model/b, metric/correct, the intent none"
         with pytest.raises(LocalError, match=why):
-            book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.MASKED_BYTES))
+            book.write_digest(ledger, ref, book.DIGESTS, book.message_digest(book.MASKED_BYTES))
         with pytest.raises(
             LocalError, match=f"has {book.BYTES} bytes, the intent {book.MASKED_BYTES}"
         ):
-            book.write_digest(ledger, ref, (), book.payload(book.BYTES))
-        book.write_digest(ledger, ref, (), book.payload(book.MASKED_BYTES))
+            book.write_digest(ledger, ref, (), book.message_digest(book.BYTES))
+        book.write_digest(ledger, ref, (), book.message_digest(book.MASKED_BYTES))
         for survivors in (("silo-b", "silo-a"), ("silo-a", "silo-a"), ("silo-b", "silo-c"), ()):
             why = r"sum has survivors .*, which is not sorted, has a silo twice, or lacks"
             with pytest.raises(LocalError, match=why):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from staddle.security.ledger.records import SumSigned
-from staddle.security.ledger.sum_history import SignedSet, choices, signed_sets, told
+from staddle.security.ledger.sum_history import SignedSet, choices, find_implied, signed_sets
 
 MEMBERS = frozenset("abcdefgh")
 LEAST = 3
@@ -34,51 +34,53 @@ def of(found):
     (["abcd", "cdef"], "abef", "ab"),  # half of the sum of all
 ])  # fmt: skip
 def test_what_a_new_sum_tells(before, new, told_of):
-    assert of(told(history(*before), new, MEMBERS, LEAST)) == told_of
+    assert of(find_implied(history(*before), new, MEMBERS, LEAST)) == told_of
 
 
 def test_it_names_the_sums_by_which_it_is_told():
-    found = told(history("abcdefgh", "abcd", "bcde"), "efg", MEMBERS, LEAST)
+    found = find_implied(history("abcdefgh", "abcd", "bcde"), "efg", MEMBERS, LEAST)
     assert [each.job for each in found.by] == ["j0", "j1"]
-    found = told(history("abcde", "abcde", "efgh"), "abde", MEMBERS, LEAST)
+    found = find_implied(history("abcde", "abcde", "efgh"), "abde", MEMBERS, LEAST)
     assert [each.job for each in found.by] == ["j1"]  # the newest of one set
 
 
 def test_what_was_told_before_is_told_again():
     """Whoever lowered the bound once is not asked about the same any more."""
-    assert told(history("abcde", "abde"), "abcde", MEMBERS, LEAST) is None
-    assert told(history("abcde", "abde"), "abcdefg", MEMBERS, LEAST).silos == ("f", "g")
-    assert told(history("abcdefg", "abdefg"), "abde", MEMBERS, LEAST).silos == ("f", "g")
+    assert find_implied(history("abcde", "abde"), "abcde", MEMBERS, LEAST) is None
+    assert find_implied(history("abcde", "abde"), "abcdefg", MEMBERS, LEAST).silos == ("f", "g")
+    assert find_implied(history("abcdefg", "abdefg"), "abde", MEMBERS, LEAST).silos == ("f", "g")
 
 
 def test_who_left_by_the_roster_may_be_told():
     gone = MEMBERS - {"c"}
-    assert told(history("abcde"), "abde", gone, LEAST) is None
-    assert of(told(history("abcde"), "abd", gone, LEAST)) == "ce"  # e is still there
+    assert find_implied(history("abcde"), "abde", gone, LEAST) is None
+    assert of(find_implied(history("abcde"), "abd", gone, LEAST)) == "ce"  # e is still there
     back = history("abcde")[0], *history("abde", members=gone)
-    assert told(back, "abcde", MEMBERS, LEAST) is None
+    assert find_implied(back, "abcde", MEMBERS, LEAST) is None
 
 
 def test_who_is_new_by_the_roster_may_be_told_once():
     small = MEMBERS - {"f"}
-    assert told(history("abcde", members=small), "abcdef", MEMBERS, LEAST) is None
+    assert find_implied(history("abcde", members=small), "abcdef", MEMBERS, LEAST) is None
     # It was in the roster when a sum left it out: then the operator chose, not the founders.
-    assert of(told(history("abcde"), "abcdef", MEMBERS, LEAST)) == "f"
+    assert of(find_implied(history("abcde"), "abcdef", MEMBERS, LEAST)) == "f"
     # Once it took part it is new no more, whatever older rosters say.
     old = history("abcde", members=small)[0], SignedSet("now", frozenset("abfgh"), MEMBERS)
-    assert of(told(old, "abgh", MEMBERS, LEAST)) == "f"
+    assert of(find_implied(old, "abgh", MEMBERS, LEAST)) == "f"
 
 
 @pytest.mark.parametrize("least", [1, 2, 4])
 def test_the_bound_is_the_number_of_silos(least):
-    assert (told(history("abcdefg"), "abcd", MEMBERS, least) is None) == (least <= 3)
+    assert (find_implied(history("abcdefg"), "abcd", MEMBERS, least) is None) == (least <= 3)
 
 
 def test_the_largest_bound_among_many_silos_takes_seconds():
     """Sixteen groups that the sets tell apart."""
     silos = [f"{letter}{number}" for letter in "abcdefghijklmnop" for number in range(3)]
     sets = [[silo for silo in silos if ord(silo[0]) - 97 & 1 << bit] for bit in range(3)]
-    found = told(history(*sets, members=silos), [s for s in silos if ord(s[0]) - 97 & 8], silos, 8)
+    found = find_implied(
+        history(*sets, members=silos), [s for s in silos if ord(s[0]) - 97 & 8], silos, 8
+    )
     assert found is None
 
 
@@ -109,7 +111,7 @@ def test_it_finds_what_trying_all_combinations_finds():
         *before, new = sets
         if new in before:
             continue
-        found = told(history(*before), new, MEMBERS, LEAST)
+        found = find_implied(history(*before), new, MEMBERS, LEAST)
         assert len(of(found)) == slow(before, new, LEAST), sets
         seen.add(len(of(found)))
     assert seen == {0, 1, 2}
@@ -129,9 +131,9 @@ def test_batches_count_as_told_each_by_itself():
     members = frozenset("abcdefg")
     wanted = tuple(SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf"))
     assert before == wanted
-    assert told(before, "aceg", members, 3).silos == ("g",)
-    assert told(before, "bdf", members, 3) is None
-    assert told(before[:1], "aceg", members, 3) is None
+    assert find_implied(before, "aceg", members, 3).silos == ("g",)
+    assert find_implied(before, "bdf", members, 3) is None
+    assert find_implied(before[:1], "aceg", members, 3) is None
 
 
 def test_choices_are_counted_before_they_are_made():
@@ -155,14 +157,18 @@ def test_the_fold_takes_the_data_set_and_what_never_changes():
 def test_every_silo_alone_is_found_among_all_that_leave_one_out():
     for gone, other in combinations("abcdef", 2):
         left = [MEMBERS - {gone}, MEMBERS - {other}]
-        assert of(told(history(left[0]), left[1], MEMBERS, LEAST)) == gone + other
+        assert of(find_implied(history(left[0]), left[1], MEMBERS, LEAST)) == gone + other
 
 
 def test_three_sums_of_which_no_silo_was_in_all_are_not_seen():
     """Documented: each silo judges by what it signed itself."""
     nine, four, other = frozenset("abcdefghi"), frozenset("abcd"), frozenset("efgh")
-    assert told([SignedSet("1", nine, nine)], four, nine, LEAST) is None  # at a, b, c and d
-    assert told([SignedSet("1", nine, nine)], other, nine, LEAST) is None  # at e, f, g and h
+    assert find_implied([SignedSet("1", nine, nine)], four, nine, LEAST) is None  # at a, b, c and d
+    assert (
+        find_implied([SignedSet("1", nine, nine)], other, nine, LEAST) is None
+    )  # at e, f, g and h
     # at nobody
-    found = of(told([SignedSet("1", nine, nine), SignedSet("2", four, nine)], other, nine, LEAST))
+    found = of(
+        find_implied([SignedSet("1", nine, nine), SignedSet("2", four, nine)], other, nine, LEAST)
+    )
     assert found == "i"

@@ -284,7 +284,7 @@ def test_sizes_and_digest(tmp_path):
 
 def test_release_defaults_to_private_and_knows_its_size():
     release = released()
-    assert (release.taint, release.ledger_ids, release.form) == ("private", (), "plain")
+    assert (release.taint, release.ledger_ids, release.form) == ("exact", (), "plain")
     assert (release.elements, release.nbytes) == (30, 120)
     with pytest.raises(LocalError, match="dtype 'complex64' cannot cross"):
         _ = Release(**{**GOOD, "dtype": "complex64"}).nbytes
@@ -305,7 +305,7 @@ unit = "record"
 epsilon = 8.0
 delta = 1e-5
 """
-DP = Release(**GOOD, taint="dp", ledger_ids=(3,))
+DP = Release(**GOOD, taint="noised", ledger_ids=(3,))
 PRIVATE, PUBLIC = released(), Release(**GOOD, taint="public")
 
 
@@ -331,7 +331,7 @@ def test_8_what_is_computed_without_noise_is_held_back_where_that_is_required(re
 
 def test_8_it_is_held_back_beside_what_is_protected_and_where_no_rule_has_it_too():
     names = [f"features.{number}.weight" for number in range(5)]
-    releases = [Release(**{**GOOD, "name": name}, taint="private") for name in names]
+    releases = [Release(**{**GOOD, "name": name}, taint="exact") for name in names]
     (reason,) = (
         governed().decide("fedavg", [DP, *releases[1:]], "coordinator", ["coordinator"]).whole
     )

@@ -67,7 +67,7 @@ def reveal_with(done, silo, change):
         kinds = {each.dealer: each.kind for each in reveal.shares}
         held = {each.dealer: HeldShares(each.held, each.held) for each in reveal.shares}
         changed = g.products_dumped(change(products))
-        sign = state.party.sign
+        sign = state.participant.sign
         return s.SendReveal(make_reveal(state.ctx, who, state.h_u3, kinds, held, sign, changed))
 
     return alter

@@ -192,7 +192,7 @@ def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
     state = replace(state, reveals={}, survivals={**state.survivals, LIAR: None})
     (honest,) = LYING.effects(s.SendReveal, LIAR)
     reveal = Reveal(LIAR, tuple(change(*honest.reveal.shares)))
-    payload = reveal.payload(LYING.state.ctx, LYING.state.h_u3)
+    payload = reveal.signed_bytes(LYING.state.ctx, LYING.state.h_u3)
     reveal = replace(reveal, signature=signer(LIAR)(SECAGG_REVEAL, payload))
     after, (refused, *_) = machine.advance(state, s.SendReveal(reveal))
     assert (refused.silo, refused.code) == (LIAR, "REVEAL")

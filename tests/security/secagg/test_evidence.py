@@ -220,7 +220,7 @@ def test_what_was_sealed_and_does_not_open_proves_it_to_anyone_in_its_job_alone(
     assert told(evidence, run, job_digest="ee" * 32) == "MISDEALT"
     assert told(evidence, run, federation="heart") == "MISDEALT"
     for other in (attempt(5, 1), attempt(5, round=4), attempt(5, job_digest="ee" * 32)):
-        replayed = replace(evidence, document=other.payload())
+        replayed = replace(evidence, document=other.signed_bytes())
         assert told(replayed, run, job_digest=other.job_digest) == "MISDEALT"
     assert told(replace(evidence, document=b"{}"), run) == "MISDEALT"
 
@@ -230,7 +230,7 @@ def unopened(run=HONEST, dealer=DEALER, holder=VICTIM, key=None, **changes):
     state = run.state
     dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
     fault = Unopened(holder, key_for(holder, dealer) if key is None else key)
-    return replace(Misdealing(run.spec.payload(), *dealt, fault), **changes)
+    return replace(Misdealing(run.spec.signed_bytes(), *dealt, fault), **changes)
 
 
 def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
@@ -411,7 +411,7 @@ class Repeating(Run):
         memory = self.memories.get(to, Memory())
         try:
             brought = (event.document, event.signature, memory, self.notes, self.evidence)
-            state, effects = silo_machine.begin(self.party(to), self.frame, *brought)
+            state, effects = silo_machine.begin(self.participant(to), self.frame, *brought)
         except RefusedError as error:
             self.no[to] = error.code
             self.silent.add(to)
@@ -445,13 +445,14 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     honest = HONEST.state
     shares = tuple(ShownShare(holder, held_of(HONEST, holder, DEALER, SELF)) for holder in FIVE[:4])
     dealt = honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER]
-    joining = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(SELF, shares))
+    joining = Misdealing(HONEST.spec.signed_bytes(), *dealt, Unjoined(SELF, shares))
     assert not joining.proves(HONEST.spec, HONEST.signers)
     for wrong in (
         None, joining, with_shares(good, three), with_shares(good, (*three, three[2])),
         with_shares(good, (*three, replace(good.fault.shares[3], held=three[2].held))),
         replace(good, fault=Unjoined(PAIR, good.fault.shares)),
-        replace(good, document=attempt(5, 1).payload()), replace(good, portions=good.portions[1:]),
+        replace(good, document=attempt(5, 1).signed_bytes()),
+        replace(good, portions=good.portions[1:]),
         replace(good, portions=good.portions[::-1]),
         replace(good, bundle=replace(good.bundle, signature=bytes(64))),
         replace(good, bundle=first.state.bundles[VICTIM]),
@@ -485,7 +486,7 @@ def test_no_shares_of_an_honest_dealer_are_evidence_against_it(kind):
                 ShownShare(holder, held_of(HONEST, holder, dealer, kind)) for holder in holders
             )
             dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
-            evidence = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(kind, shares))
+            evidence = Misdealing(HONEST.spec.signed_bytes(), *dealt, Unjoined(kind, shares))
             assert not evidence.proves(HONEST.spec, HONEST.signers)
 
 

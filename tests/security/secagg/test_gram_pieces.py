@@ -32,7 +32,7 @@ def piece(dealer, holder, **how):
     """As the coordinator cuts it out of an upload."""
     whole = bytes(upload_bytes(SPEC)) + b"".join(dealt(dealer, **how)[0])
     at = p.place_of(SPEC, dealer, holder)
-    assert len(whole) == p.payload_bytes(SPEC)
+    assert len(whole) == p.message_bytes(SPEC)
     return whole[at : at + p.sealed_bytes(SPEC)]
 
 
@@ -115,8 +115,8 @@ def test_what_a_survivor_reveals_has_one_length():
 
 def test_a_round_that_compares_nothing_has_masked_words_alone():
     spec = specify(frame(), FOUR, 0)
-    assert b"compared" not in spec.payload()
-    assert p.payload_bytes(spec) == upload_bytes(spec)
+    assert b"compared" not in spec.signed_bytes()
+    assert p.message_bytes(spec) == upload_bytes(spec)
     assert p.read_revealed(spec, FOUR[0], 3, b"") is None
     with pytest.raises(RefusedError, match="compares nothing by shares"):
         p.read_revealed(spec, FOUR[0], 3, b"\0" * 8)

@@ -19,7 +19,7 @@ from staddle.security.secagg.receiving_keys import receiving_seed
 FIVE = names(5)
 ANY_KEY = st.binary(min_size=32, max_size=32)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
-DOCUMENT = RUN.spec.payload()
+DOCUMENT = RUN.spec.signed_bytes()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
     "SendKeys", "SendShares", "WordsUploaded", "SendSurvival", "SendReveal",
@@ -94,7 +94,9 @@ def test_a_specification_with_anything_in_it_is_refused(data):
     if document == ask.document:
         return
     with pytest.raises(RefusedError) as caught:
-        machine.begin(RUN.party(FIVE[0]), RUN.frame, document, ask.signature, machine.Memory())
+        machine.begin(
+            RUN.participant(FIVE[0]), RUN.frame, document, ask.signature, machine.Memory()
+        )
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
 
 

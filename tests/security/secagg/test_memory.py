@@ -148,9 +148,9 @@ def test_signing_and_abandoning_exclude_each_other():
 
 def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
     of = spec(3, 0)
-    party = machine.Participant(FIVE[0], SIGNERS, Terms(), signer(FIVE[0]), Drawn(0))
+    participant = machine.Participant(FIVE[0], SIGNERS, Terms(), signer(FIVE[0]), Drawn(0))
     memory = entered(of).uploading(of, FIVE)
-    after, note = machine.abandon_remembered(party, memory, of.context())
+    after, note = machine.abandon_remembered(participant, memory, of.context())
     assert after.abandoned
     assert note.holds(of.context(), SIGNERS)
     for changed, ctx in (
@@ -159,7 +159,7 @@ def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
         (Memory(), of.context()),
     ):
         with pytest.raises(RefusedError) as caught:
-            machine.abandon_remembered(party, changed, ctx)
+            machine.abandon_remembered(participant, changed, ctx)
         assert caught.value.code == "ABANDON"
 
 

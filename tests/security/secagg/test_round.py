@@ -160,7 +160,7 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "shares": state.h_u2,
         "portions": hashed(*(p.leaf() for ps in state.portions.values() for p in ps)),
         "upload": hashed(*run.uploads[silo]), "headers": state.h_u3,
-        "reveal": hashed(state.reveals[silo].payload(ctx, state.h_u3)),
+        "reveal": hashed(state.reveals[silo].signed_bytes(ctx, state.h_u3)),
     }  # fmt: skip
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",

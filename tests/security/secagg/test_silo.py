@@ -163,7 +163,7 @@ def test_too_few_gave_keys(run):
     four = s.KeysReceived(event.bundles[:4], event.keys[:3])
     assert machine.advance(state, four)[0].stage == "shares"
     assert ended(state, s.KeysReceived(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
-    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
+    strict = replace(state, participant=replace(state.participant, terms=Terms(min_cohort=5)))
     assert ended(strict, four) == by_coordinator("KEYS")
 
 
@@ -319,7 +319,7 @@ def test_survivors_without_us_too_few_or_not_of_u2(run):
     )
     for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
         assert ended(state, s.SurvivorsReceived(changed)) == by_coordinator("SURVIVORS")
-    strict = replace(state, party=replace(state.party, terms=Terms(min_honest=4)))
+    strict = replace(state, participant=replace(state.participant, terms=Terms(min_honest=4)))
     assert ended(strict, event) == by_coordinator("SURVIVORS")
 
 
@@ -467,11 +467,13 @@ def test_stopped_ends_with_nobodys_fault(run):
 
 
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
-    party = machine.Participant(
+    participant = machine.Participant(
         silo, sums.signers(FIVE), Terms(), sums.signer(silo), sums.Drawn("entered")
     )
-    signed = spec.payload(), sums.signer(by)(SECAGG_SPEC, spec.payload())
-    return machine.begin(party, own or sums.frame(), *signed, memory or machine.Memory(), notes)
+    signed = spec.signed_bytes(), sums.signer(by)(SECAGG_SPEC, spec.signed_bytes())
+    return machine.begin(
+        participant, own or sums.frame(), *signed, memory or machine.Memory(), notes
+    )
 
 
 def test_two_models_or_two_schemas_are_refused_at_the_door():
@@ -510,7 +512,7 @@ def test_public_weights_are_checked_again_on_the_survivors():
     assert ran.opened[0].weight.tolist() == [50.0]
     state, event = before(ran, "SurvivorsReceived")
     # 20, 10, 10 count as 2.67 silos
-    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))
+    strict = replace(state, participant=replace(state.participant, terms=Terms(min_cohort=4)))
     assert ended(strict, event) == by_coordinator("SURVIVORS")
     ran = counted(20, drops={FIVE[1]: "SendHeader"}, terms=Terms(4))
     assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
@@ -558,11 +560,11 @@ def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
 
     def enter(others):
         drawn = sums.Drawn("entered")
-        party = machine.Participant(
+        participant = machine.Participant(
             ME, sums.signers(eight[:4]), Terms(), sums.signer(ME), drawn, others
         )
-        signature = sums.signer("coordinator")(SECAGG_SPEC, spec.payload())
-        return machine.begin(party, own, spec.payload(), signature, memory, notes)
+        signature = sums.signer("coordinator")(SECAGG_SPEC, spec.signed_bytes())
+        return machine.begin(participant, own, spec.signed_bytes(), signature, memory, notes)
 
     assert enter(sums.signers(eight))[0].stage == "keys"
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):

@@ -30,8 +30,8 @@ def public(*counts):
 def received(
     document, own=None, terms=None, silo=FOUR[0], by="coordinator", label=SECAGG_SPEC, silos=FOUR
 ):
-    data = document.payload() if isinstance(document, RoundSpec) else canonical_json(document)
-    payload = validate(json.loads(data), RoundSpec, "x").payload() if label else data
+    data = document.signed_bytes() if isinstance(document, RoundSpec) else canonical_json(document)
+    payload = validate(json.loads(data), RoundSpec, "x").signed_bytes() if label else data
     return round_spec.receive(
         data, signer(by)(label, payload), own or frame(), terms or Terms(), signers(silos), silo
     )
@@ -97,7 +97,7 @@ def test_thresholds():
 def test_1_what_is_no_specification():
     for data in (
         b"", b"{", b"[]", b"\xff", b"{}",
-        specify(frame(), FOUR, 0).payload().replace(b":", b": ", 1),
+        specify(frame(), FOUR, 0).signed_bytes().replace(b":", b": ", 1),
     ):  # fmt: skip
         with pytest.raises(RefusedError) as caught:
             round_spec.receive(data, bytes(64), frame(), Terms(), signers(FOUR), FOUR[0])
@@ -127,7 +127,7 @@ def test_2_the_coordinator_signed_it():
     assert "signature does not fit" in refused(spec, by=FOUR[1]).why
     assert "signature does not fit" in refused(spec, label=JOB).why
     with pytest.raises(RefusedError, match="signature"):
-        round_spec.receive(spec.payload(), b"", frame(), Terms(), signers(FOUR), FOUR[0])
+        round_spec.receive(spec.signed_bytes(), b"", frame(), Terms(), signers(FOUR), FOUR[0])
 
 
 def test_3_the_cohort_are_silos_of_the_roster_and_we_are_one():

@@ -46,7 +46,7 @@ class Post:
         self.asked = 0
         self.bring = lambda relayed: relayed
 
-    def door(self, silo):
+    def gate(self, silo):
         return Door(self, silo)
 
 
@@ -80,7 +80,7 @@ class Silos:
             self.path(silo).mkdir(parents=True)
 
     def begun(self, silo, roster):
-        return GroupKeys(roster, self.keys[silo], self.post.door(silo), self.folder / silo)
+        return GroupKeys(roster, self.keys[silo], self.post.gate(silo), self.folder / silo)
 
     def path(self, silo, name=""):
         return self.folder / silo / self.job.name / name
@@ -119,11 +119,11 @@ def test_all_silos_have_one_key_and_it_is_asked_for_once(silos, made, job):
 
 def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(silos, monkeypatch):
     seen = []
-    give = Door.contribute
+    upload = Door.contribute
 
-    async def watched(door, *args):
-        seen.append(silos.path(door.silo, SECRET).stat().st_mode & 0o777)
-        await give(door, *args)
+    async def watched(gate, *args):
+        seen.append(silos.path(gate.silo, SECRET).stat().st_mode & 0o777)
+        await upload(gate, *args)
 
     monkeypatch.setattr(Door, "contribute", watched)
     silos.contribute()
@@ -193,7 +193,7 @@ def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, m
     """Sync, rename and folder sync for the key, then removal of the secret and folder sync."""
     silos.contribute()
     expected = silos.key(SILOS[1])
-    relayed = asyncio.run(silos.post.door(SILOS[0]).group_key(silos.job))
+    relayed = asyncio.run(silos.post.gate(SILOS[0]).group_key(silos.job))
     keys = silos.at[SILOS[0]]
     with monkeypatch.context() as patch:
         dying_at(patch, step)
@@ -287,7 +287,7 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
     lying = replace(given.sealing, root=sealing.Tree(piece.leaf() for piece in garbage).root())
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
     signature = silos.keys["silo-b"].sign(
-        g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey)
+        g.GROUP_CONTRIBUTION, g._signed_bytes(epoch, lying, given.prekey)
     )
     silos.post.given["silo-b"] = [(ctx, g.KeyContribution(lying, given.prekey, signature), garbage)]
     with pytest.raises(RefusedError, match="what it sealed for 'silo-a' does not open") as caught:

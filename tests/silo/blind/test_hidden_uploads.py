@@ -109,7 +109,7 @@ class Door:
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         outgoing = padded(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
         self.desk.intend(round_, part.name)
-        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        data = b"".join(bytes(chunk.content) for chunk in outgoing.chunks())
         ctx = bytes.fromhex(outgoing.hidden.ctx)
         self.crossing(part.name, lambda: self.desk.upload(part.name, ctx, data))
         return sent(outgoing, type("Digests", (), {"tensors": (sha256(data).digest(),)}))
@@ -119,7 +119,7 @@ class Door:
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         outgoing = rotated(part, exactly(items, {part.name: payload.tensors[part.name]}), rotating)
         self.desk.intend(round_, part.name)
-        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        data = b"".join(bytes(chunk.content) for chunk in outgoing.chunks())
         self.crossing(part.name, lambda: self.desk.upload(part.name, rotating.context, data))
 
     async def padded(self, ctx, message):
@@ -146,12 +146,12 @@ class World:
             for part in self.declared.hidden(0)
         }
 
-    def begin(self, door, round_=0):
+    def begin(self, gate, round_=0):
         """As a process that has just begun."""
-        return HiddenUploads(door, self.sharing, self.declared, round_, SILOS, self.accepted)
+        return HiddenUploads(gate, self.sharing, self.declared, round_, SILOS, self.accepted)
 
-    def give(self, uploads, payload=None):
-        asyncio.run(uploads.give(Contributions(payload or self.payload())))
+    def upload(self, uploads, payload=None):
+        asyncio.run(uploads.upload_all(Contributions(payload or self.payload())))
 
     def settle(self):
         """What the coordinator says of uploads whose connection broke."""
@@ -173,12 +173,12 @@ def world(keyed, tmp_path):
 
 
 def test_each_part_leaves_in_order_and_the_padded_one_is_signed(world):
-    door = Door(world.desk)
-    uploads = world.begin(door)
-    world.give(uploads)
-    assert door.order == ["extractor", "word", "rows"]
-    world.give(uploads)  # the round's sum is begun again: nothing of this is
-    assert door.order == ["extractor", "word", "rows"]
+    gate = Door(world.desk)
+    uploads = world.begin(gate)
+    world.upload(uploads)
+    assert gate.order == ["extractor", "word", "rows"]
+    world.upload(uploads)  # the round's sum is begun again: nothing of this is
+    assert gate.order == ["extractor", "word", "rows"]
     padded = world.signed()
     assert padded.upload.version == Version(silo=ME, round=0, attempt=0, number=0)
     assert [piece.recipient for piece in padded.pieces] == list(SILOS[1:])
@@ -200,15 +200,15 @@ def test_each_part_leaves_in_order_and_the_padded_one_is_signed(world):
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_line_that_breaks_at_any_call_changes_nothing(world, call, after):
     """The same version goes on, whose bytes are the same; what is there is not given again."""
-    door = Door(world.desk, call, after=after)
-    uploads = world.begin(door)
+    gate = Door(world.desk, call, after=after)
+    uploads = world.begin(gate)
     with pytest.raises(UnreachableError):
-        world.give(uploads)
+        world.upload(uploads)
     world.settle()
-    world.give(uploads)
+    world.upload(uploads)
     assert len(world.desk.names("bytes")) == 2
     assert world.signed().upload.version.number == 0
-    assert door.order.count("extractor") == door.order.count("rows") == 1
+    assert gate.order.count("extractor") == gate.order.count("rows") == 1
 
 
 def killed(world, at):
@@ -231,7 +231,7 @@ def killed(world, at):
                 step()
 
             checked_file.write_atomic = write
-            world.give(world.begin(Door(world.desk, step=step)))
+            world.upload(world.begin(Door(world.desk, step=step)))
             status = 0
         finally:
             os._exit(status)
@@ -274,7 +274,7 @@ def numbers(world):
 
 
 def test_a_killed_process_leaves_no_seed_and_no_word_of_another_round(world):
-    world.give(world.begin(Door(world.desk)))
+    world.upload(world.begin(Door(world.desk)))
     first = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
     names = {
         "mix-extractor.rows.json",
@@ -288,45 +288,45 @@ def test_a_killed_process_leaves_no_seed_and_no_word_of_another_round(world):
     assert not any(s in data for name, data in first.items() if name != OWN for s in own.values())
     for path in world.desk.folder.iterdir():
         path.unlink()
-    world.give(world.begin(Door(world.desk), 1), world.payload(1))
+    world.upload(world.begin(Door(world.desk), 1), world.payload(1))
     assert world.signed().upload.version == Version(silo=ME, round=1, attempt=0, number=1)
 
 
 def test_what_was_signed_is_given_again_verbatim_and_never_anew(world):
-    world.give(world.begin(Door(world.desk)))
-    door = Door(world.desk)
-    world.give(world.begin(door), world.payload(1) | {"rows": world.payload()["rows"]})
-    assert door.order == ["word"]
+    world.upload(world.begin(Door(world.desk)))
+    gate = Door(world.desk)
+    world.upload(world.begin(gate), world.payload(1) | {"rows": world.payload()["rows"]})
+    assert gate.order == ["word"]
 
 
 def test_a_round_whose_word_is_lost_is_not_given_in(world):
     """The disk lost it, or an old folder was put back: this silo cannot give the part any more."""
-    world.give(world.begin(Door(world.desk)))
+    world.upload(world.begin(Door(world.desk)))
     path = world.folder / "job" / "mix-extractor.signed"
     kept = path.read_bytes()
     path.unlink()
-    door = Door(world.desk)
+    gate = Door(world.desk)
     lost = (
         r"mix-extractor\.signed: gone or an old one, and with it the word that this silo signed in"
         r" round "
     )
     with pytest.raises(LocalError, match=f"{lost}0"):  # nobody else's fault
-        world.give(world.begin(door))
+        world.upload(world.begin(gate))
     world.desk.forget()
-    world.give(world.begin(Door(world.desk), 1), world.payload(1))
+    world.upload(world.begin(Door(world.desk), 1), world.payload(1))
     path.write_bytes(kept)
     with pytest.raises(LocalError, match=f"{lost}1"):
-        world.give(world.begin(door, 1), world.payload(1))
-    assert door.order == []
+        world.upload(world.begin(gate, 1), world.payload(1))
+    assert gate.order == []
 
 
 def test_other_vectors_are_not_rotated_for_the_same_round(world):
-    world.give(world.begin(Door(world.desk)))
-    door = Door(world.desk)
+    world.upload(world.begin(Door(world.desk)))
+    gate = Door(world.desk)
     changed = world.payload() | {"rows": world.payload(1)["rows"]}
     with pytest.raises(LocalError, match="other vectors were rotated before"):
-        world.give(world.begin(door), changed)
-    assert door.order == ["word"]
+        world.upload(world.begin(gate), changed)
+    assert gate.order == ["word"]
 
 
 OF_PART = {
@@ -340,36 +340,36 @@ OF_PART = {
 def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round(world, part, old):
     """Else a second request gets another seed, or other vectors under the same rotation."""
     if old:
-        world.give(world.begin(Door(world.desk)))
+        world.upload(world.begin(Door(world.desk)))
     kept = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
     world.desk.forget()
-    world.give(world.begin(Door(world.desk), 1), world.payload(1))
+    world.upload(world.begin(Door(world.desk), 1), world.payload(1))
     for name in OF_PART[part]:
         path = world.folder / "job" / name
         path.write_bytes(kept[name]) if old else path.unlink()
-    door, ends = Door(world.desk), 0 if old else -1
+    gate, ends = Door(world.desk), 0 if old else -1
     changed = world.payload(1) | {part: world.payload(2)[part]}
     with refused(rf"{part}.* ends with round {ends}, and the ledger has it in round 1"):
-        world.give(world.begin(door, 1), changed)
-    assert door.order == ([] if part == "extractor" else ["word"])
+        world.upload(world.begin(gate, 1), changed)
+    assert gate.order == ([] if part == "extractor" else ["word"])
 
 
 def test_a_round_that_is_over_is_not_gone_back_to(world):
     for round_ in (0, 1):
         for path in world.desk.folder.iterdir():
             path.unlink()
-        world.give(world.begin(Door(world.desk), round_), world.payload(round_))
+        world.upload(world.begin(Door(world.desk), round_), world.payload(round_))
     with pytest.raises(RefusedError, match="asks for another upload in round 0"):
-        world.give(world.begin(Door(world.desk)))
+        world.upload(world.begin(Door(world.desk)))
 
 
 def test_values_beyond_the_clip_stop_the_round_before_anything_leaves(world):
     given = world.payload()
     next(iter(given["extractor"].values())).reshape(-1)[0] = 65.0
-    door = Door(world.desk)
+    gate = Door(world.desk)
     with pytest.raises(LocalError, match="above its clip 64"):
-        world.give(world.begin(door), given)
-    assert door.order == []
+        world.upload(world.begin(gate), given)
+    assert gate.order == []
 
 
 def test_the_parts_of_a_job_are_those_of_its_document(world):

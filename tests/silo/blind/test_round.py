@@ -60,8 +60,10 @@ def payload(silo):
     rng = torch.Generator().manual_seed(int(silo[-2:]))
     values = {spec.name: torch.randn(spec.shape, generator=rng) for spec in PARTS[0].tensors}
     return {
-        "model": PLAIN.give(PARTS[0], Contribution(values, 7.0 + int(silo[-2:]))),
-        "metrics": PLAIN.give(PARTS[1], Contribution({"tested": torch.tensor(int(silo[-2:]) + 1)})),
+        "model": PLAIN.contribute(PARTS[0], Contribution(values, 7.0 + int(silo[-2:]))),
+        "metrics": PLAIN.contribute(
+            PARTS[1], Contribution({"tested": torch.tensor(int(silo[-2:]) + 1)})
+        ),
     }
 
 
@@ -88,7 +90,7 @@ class Hall:
     def keep(self, attempt, entry, also, proofs=()):
         also()
 
-    def told(self):
+    def wake(self):
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -174,7 +176,7 @@ class Door:
     async def secure_next(self, job, round_, had):
         self.calls += 1
         self._lost(after=False)
-        while (told := self.hall.summing.told(self.silo, had)) is None:
+        while (told := self.hall.summing.next_message(self.silo, had)) is None:
             await self.hall.changed.wait()
         self._lost(after=True)
         return secagg_delivery_from_wire(
@@ -189,7 +191,9 @@ class Door:
         self.given.append((attempt, body))
         given = secagg_upload_to_wire(SecaggUpload(b"session", attempt, body))
         try:
-            self.hall.summing.give(self.silo, pb.SecureUpload.FromString(given.SerializeToString()))
+            self.hall.summing.accept(
+                self.silo, pb.SecureUpload.FromString(given.SerializeToString())
+            )
         except RefusedError as error:
             raise TurnedAwayError("coordinator", error.code, error.why) from error
         self._lost(after=True)
@@ -198,7 +202,7 @@ class Door:
         self.calls += 1
         self._lost(after=False)
         outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives.tensors), masking)
-        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        data = b"".join(bytes(chunk.content) for chunk in outgoing.chunks())
         self.uploads.append((outgoing.context, data))
         self.hall.summing.check_upload(self.silo, outgoing.context)
         self.hall.words[self.silo] = data
@@ -248,10 +252,10 @@ class Silos:
 
     def enter(self, silo, own=FRAME, training=None, before=None):
         """A silo's round, as a process that has just begun makes it."""
-        party = Participant(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
+        participant = Participant(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
         task = asyncio.create_task(training or trained(silo))
         return BlindRound(
-            self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task, before
+            self.doors[silo], participant, own, self.kept[silo], JOB, DECLARED, task, before
         )
 
     async def enter_again(self, silo, **changes):
@@ -328,9 +332,9 @@ async def test_four_silos_and_a_coordinator_sum(hall, silos):
     await silos.start(SILOS)
     check_sum(hall)
     assert hall.ends == [("summed", SILOS)]
-    for silo, door in silos.doors.items():
-        assert (door.sum_records.sums, door.sum_records.ends) == ([(0, SILOS)], [])
-        assert door.signed_sets.signed == [(0, SILOS)]
+    for silo, gate in silos.doors.items():
+        assert (gate.sum_records.sums, gate.sum_records.ends) == ([(0, SILOS)], [])
+        assert gate.signed_sets.signed == [(0, SILOS)]
         assert silos.sent(silo)[:3] == ["SendKeys", "SendShares", "SendHeader"]
         assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
 
@@ -340,16 +344,16 @@ async def test_four_silos_and_a_coordinator_sum(hall, silos):
 @at_a_hall
 async def test_a_connection_that_is_lost_at_any_call_changes_nothing(hall, silos, call, after):
     """Whether what was sent had arrived or not: each message is the same the second time."""
-    door = silos.doors[SILOS[1]]
-    door.fails_at, door.after = call, after
+    gate = silos.doors[SILOS[1]]
+    gate.fails_at, gate.after = call, after
     hall.begin()
     await silos.start(SILOS)
     check_sum(hall)
     assert hall.ends == [("summed", SILOS)]
-    assert door.calls >= call
-    assert len({data for _, data in door.uploads}) == 1  # one payload under one mask
+    assert gate.calls >= call
+    assert len({data for _, data in gate.uploads}) == 1  # one payload under one mask
     by_kind = {}
-    for _, body in door.given:
+    for _, body in gate.given:
         assert by_kind.setdefault(type(body), body) == body
 
 
@@ -412,15 +416,15 @@ async def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded
 async def test_survivors_that_this_silo_has_something_against_are_not_signed(hall, silos):
     """And no memory says that they were; the ledger has the sum in it before any does."""
     odd = SILOS[1]
-    door = silos.doors[odd]
-    door.signed_sets.why = "would tell what one silo alone has"
+    gate = silos.doors[odd]
+    gate.signed_sets.why = "would tell what one silo alone has"
     hall.begin()
     others = silos.start_but(odd)
     silos.start([odd])
-    await until(lambda: door.sum_records.ends)
+    await until(lambda: gate.sum_records.ends)
     # three of four open it: only what this silo signed is its own to know
     await others
-    assert (door.sum_records.ends, door.signed_sets.signed) == ([(0, Code.POLICY, "")], [])
+    assert (gate.sum_records.ends, gate.signed_sets.signed) == ([(0, Code.POLICY, "")], [])
     assert silos.sent(odd) == ["SendKeys", "SendShares", "SendHeader", "Over"]
     assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
 
@@ -451,7 +455,7 @@ async def beyond_its_clip():
 
 
 class BeforeFails:
-    async def give(self, gives):
+    async def upload_all(self, gives):
         raise LocalError("a value of it is out of range")
 
 
@@ -487,11 +491,11 @@ async def test_a_memory_that_cannot_be_kept_lets_nothing_leave(hall, silos):
 class First:
     """Parts that leave before the masked words; the line breaks at the first calls."""
 
-    def __init__(self, door, breaks=0):
-        self.door, self.breaks, self.given, self.seen = door, breaks, 0, None
+    def __init__(self, gate, breaks=0):
+        self.gate, self.breaks, self.given, self.seen = gate, breaks, 0, None
 
-    async def give(self, gives):
-        assert not self.door.uploads
+    async def upload_all(self, gives):
+        assert not self.gate.uploads
         if self.breaks:
             self.breaks -= 1
             raise UnreachableError("coordinator", "the line is dead")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.explained import UPLOAD, Call, entries, payload_bytes, unexplained
+from support.explained import UPLOAD, Call, entries, message_bytes, unexplained
 from support.framed import framed
 from support.ledgers import write_start
 from support.recording_gate import AGENT, RECORDS, World
@@ -125,7 +125,7 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
         assert len(uploads) == len(intents)
         assert sum(total.bytes for total in totals) == sum(i.message.bytes for i in intents)
         for call, intent in zip(uploads, intents, strict=True):
-            size = payload_bytes([call])
+            size = message_bytes([call])
             assert size <= intent.message.bytes if call.cut else size == intent.message.bytes
         cut = [i.message.bytes for call, i in zip(uploads, intents, strict=True) if call.cut]
         assert sum(total.assumed for total in totals) <= sum(cut)
@@ -143,7 +143,7 @@ def give_in_pieces(world, round_, cuts):
     for frames, kept, restart in cuts:
         client.stop_after = frames
         try:
-            world.give(world.payload(round_), round_)
+            world.contribute(world.payload(round_), round_)
         except UnreachableError:
             pass
         else:
@@ -167,7 +167,7 @@ def give_in_pieces(world, round_, cuts):
         if reply.HasField("receipt"):
             break
     else:
-        world.give(world.payload(round_), round_)
+        world.contribute(world.payload(round_), round_)
 
 
 # The reader. Each doctored recording has one thing in it that no record explains, or lacks one that
@@ -198,12 +198,12 @@ def record(world):
     asyncio.run(before())
     client.stop_after = 4
     with pytest.raises(UnreachableError):
-        world.give(round_=1)
+        world.contribute(round_=1)
     client.stop_after = None
     client.standing_reply = lambda _: pb.StandingReply(received=2 * 4096)
     asyncio.run(world.gate.session.hello())
     world.settle()
-    world.give(round_=1)
+    world.contribute(round_=1)
     asyncio.run(world.gate.session.close())
     world.ledger.close()
     return client.calls, entries(world.path)
@@ -253,12 +253,12 @@ def spoiled(data):
 
 DOCTORED = {
     "an extra chunk": (lambda c: of(c, "Upload", 1).sent.insert(-1, chunk(b"secret")),
-        "payload bytes crossed"),
+        "message bytes crossed"),
     "a chunk behind the end": (lambda c: of(c, "Upload", 1).sent.append(chunk(b"secret")),
         "no manifest, chunks and"),
     "an extra chunk before the cut": (lambda c: of(c, "Upload").sent.append(chunk(bytes(2**20))),
-        "payload bytes crossed, intent"),
-    "a chunk that is missing": (lambda c: of(c, "Upload", 1).sent.pop(1), "payload bytes crossed"),
+        "message bytes crossed, intent"),
+    "a chunk that is missing": (lambda c: of(c, "Upload", 1).sent.pop(1), "message bytes crossed"),
     "another chunk of the same size": (
         lambda c: of(c, "Upload", 1).sent.__setitem__(2, spoiled(of(c, "Upload", 1).sent[2])),
         "are not those of digest",

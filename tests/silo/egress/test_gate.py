@@ -44,7 +44,7 @@ def size_of(made):
 def held_back(world, error, why, *given, **options):
     """It does not leave, for this reason."""
     with pytest.raises(error, match=why):
-        world.give(*given, **options)
+        world.contribute(*given, **options)
     world.nothing_left()
 
 
@@ -75,7 +75,7 @@ def small_chunks(monkeypatch):
 # The whole way.
 def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
     payload = world.payload()
-    world.give(payload)
+    world.contribute(payload)
     client, items = world.client, world.items()
     first, *middle, last = client.frames
     pieces = world.wanted(payload)
@@ -100,7 +100,7 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
 
 def test_the_other_end_takes_what_leaves(world, small_chunks):
     payload = world.payload()
-    world.give(payload)
+    world.contribute(payload)
     taken, items = bytearray(), world.items()
 
     def check(manifest):
@@ -159,7 +159,7 @@ def test_3_a_weight_counts_training_records(world):
     why = "extractor/@weight is not a whole number from 0 to 30"
     held_back(world, LocalError, why, weighing[0])
     for payload in weighing[1:]:
-        world.give(payload)
+        world.contribute(payload)
     assert world.client.uploads == 2
 
 
@@ -178,7 +178,7 @@ def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
     world = World(made, tmp_path, without_extractor(made))
     for round_ in (0, 0, 0, 1, 1, 0):
         with pytest.raises(DeniedError):
-            world.give(round_=round_)
+            world.contribute(round_=round_)
     denied = [record["round"] for record in stored(world.path) if record["type"] == "policy.deny"]
     assert denied == [0, 1, 0]
 
@@ -190,7 +190,7 @@ def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
     limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
     for number, replaced in enumerate(({}, limit)):
         policy = made.policy(made.jobs["simple"], replace=replaced)
-        World(made, tmp_path / str(number), policy).give()
+        World(made, tmp_path / str(number), policy).contribute()
         assert len(asked) == number
 
 
@@ -202,7 +202,7 @@ def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
     for value in payload["extractor"].values():
         value.div_(1 if value.ndim == 0 else 1000)
     if may:
-        world.give(payload)
+        world.contribute(payload)
         assert world.client.uploads == 1
         return
     held_back(world, DeniedError, r"its norm is \d\.\d+, over max_norm = 0.5", payload)
@@ -220,10 +220,10 @@ def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
     size = size_of(made)
     world = limited(made, tmp_path, max_bytes_per_round=2 * size)
     for _ in range(2):
-        world.give()
+        world.contribute()
     with pytest.raises(DeniedError, match=f"{3 * size} bytes this round"):
-        world.give()
-    world.give(round_=1)
+        world.contribute()
+    world.contribute(round_=1)
     assert world.client.uploads == 3
     assert world.audited().ok
 
@@ -232,9 +232,9 @@ def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
     world = limited(made, tmp_path, max_bytes_per_round=size_of(made))
     world.client.stop_after = 1
     with pytest.raises(UnreachableError):
-        world.give()
+        world.contribute()
     with pytest.raises(DeniedError):
-        world.give()
+        world.contribute()
     assert world.client.uploads == 1
 
 
@@ -242,11 +242,11 @@ def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(ma
     size = size_of(made)
     world = limited(made, tmp_path, max_bytes_per_round=size)
     for round_ in (0, 1):
-        world.give(round_=round_)
+        world.contribute(round_=round_)
     for again in range(2):
         for round_ in (0, 1):
             with pytest.raises(DeniedError, match=f"{2 * size} bytes this round"):
-                world.give(round_=round_)
+                world.contribute(round_=round_)
         assert world.client.uploads == (0 if again else 2)
         world.audited()
         world = World(made, tmp_path, world.policy)
@@ -266,12 +266,12 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
     world.client.stop_after = None
     why = r"3 uploads of this round were begun, max_attempts_per_round = 3"
     with pytest.raises(DeniedError, match=why):
-        world.give()
+        world.contribute()
     world.restart()
     with pytest.raises(DeniedError):
-        world.give()
+        world.contribute()
     assert world.client.uploads == 3
-    world.give(round_=1)
+    world.contribute(round_=1)
     assert world.client.uploads == 4
     assert world.ledger.sent(world.job.digest, 0) == size + 2 * (size % 4096)
     assert world.audited().ok
@@ -282,9 +282,9 @@ def test_4_what_left_whole_is_an_attempt_too_and_each_part_of_its_own_has_its_ow
     own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
     intend_padded(world.ledger, **own)
     intend_rotated(world.ledger, **own)
-    world.give()
+    world.contribute()
     with pytest.raises(DeniedError, match="1 uploads"):
-        world.give()
+        world.contribute()
     assert world.client.uploads == 1
     # the two parts never crossed, so only their intents lack a digest
     assert world.audited().ok
@@ -305,7 +305,7 @@ def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
 
     monkeypatch.setattr(os, "fdatasync", noting)
     world.client.upload = upload
-    world.give()
+    world.contribute()
     assert sizes[0][0] == sizes[0][1], "the intent was written but not synced"
     intent = world.client.before[-1]
     wanted = {
@@ -321,7 +321,7 @@ def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
         {
             "part": item.part, "kind": item.kind.name.lower(), "name": item.spec.name,
             "dtype": item.spec.dtype, "shape": list(item.spec.shape), "bytes": item.spec.nbytes,
-            "taint": "private", "readers": [],
+            "taint": "exact", "readers": [],
         }
         for item in world.items()
     ]  # fmt: skip
@@ -338,7 +338,7 @@ def test_7_what_leaves_is_what_was_checked_though_the_payload_changes(world, sma
                 value.fill_(7)
 
     world.client.on_frame = spoil
-    world.give(payload)
+    world.contribute(payload)
     left = b"".join(frame.chunk for frame in world.client.frames)
     assert left == wanted
     pieces = []
@@ -354,14 +354,14 @@ def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert outgoing.chunks is stream.chunks
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
-    world.give()
+    world.contribute()
     assert bodies(world) == ["manifest", "chunk", "end"]
 
 
 # (8) DIGEST is durable.
 def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     payload = world.payload()
-    world.give(payload)
+    world.contribute(payload)
     *before, last = world.client.at
     assert all(kinds(found)[-1] == "egress.intent" for found in before)
     digest = last[-1]
@@ -378,7 +378,7 @@ def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
 
 # (9) END makes the message count.
 def test_9_the_end_frame_names_its_place_in_the_ledger(world):
-    world.give()
+    world.contribute()
     line = first(world.path).read_bytes().splitlines()[2]
     assert json.loads(line)["type"] == "egress.digest"
     assert world.client.end.ledger_seq == 2
@@ -414,7 +414,7 @@ def test_10_a_refusal_is_a_failure_and_is_raised(world):
     world.client.stop_after = 2
     world.client.error = TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
     with pytest.raises(TurnedAwayError):
-        world.give()
+        world.contribute()
     assert world.outcome()["status"] == "failed"
     totals = ledger_view.summary(world.path)["simple", "extractor"]
     assert totals.bytes > 0, "what was refused had left all the same"
@@ -430,7 +430,7 @@ OTHERS = {
 def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, field):
     world.receipt_changes = {field: OTHERS[field]}
     with pytest.raises(PeerError, match="does not fit"):
-        world.give()
+        world.contribute()
     assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
     assert world.audited().ok
 
@@ -439,7 +439,7 @@ def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, field)
 def test_10_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
     world.client.receipt = lambda _: pb.Receipt(signature=signature)
     with pytest.raises(PeerError):
-        world.give()
+        world.contribute()
     assert world.outcome()["status"] == "unknown"
 
 
@@ -451,7 +451,7 @@ def test_10_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
 
     world.client.upload = hasty
     with pytest.raises(PeerError, match="before the message ended"):
-        world.give()
+        world.contribute()
     assert world.outcome()["status"] == "unknown"
 
 
@@ -575,7 +575,7 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     world.broken(13, payload)
     offset = 7 * 4096
     resume(world, offset)
-    world.give(payload)
+    world.contribute(payload)
     first, *middle, last = world.client.frames
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
     assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
@@ -585,7 +585,7 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     assert whole.intent.offset == offset
     assert (whole.intent.message.bytes, whole.status) == (len(pieces) - offset, "sent")
     assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
-    world.give(payload)  # said once, used once
+    world.contribute(payload)  # said once, used once
     assert world.client.frames[0].manifest.offset == 0
     assert world.audited().ok
 
@@ -594,7 +594,7 @@ def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks)
     size = sum(item.spec.nbytes for item in world.items())
     world.broken(10**6)
     resume(world, size)
-    world.give()
+    world.contribute()
     assert bodies(world) == ["manifest", "end"]
     assert world.outcome()["status"] == "sent"
     assert world.audited().ok
@@ -604,7 +604,7 @@ def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks)
 def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_chunks, received):
     world.broken(5)
     resume(world, received)
-    world.give()
+    world.contribute()
     assert world.client.frames[0].manifest.offset == 0
     assert world.audited().ok
 
@@ -618,7 +618,7 @@ def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
         resume(world, offset)
         denied = pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
         with contextlib.nullcontext() if may else denied:
-            world.give()
+            world.contribute()
         assert world.audited().ok
 
 
@@ -628,7 +628,7 @@ def test_what_cannot_be_recorded_does_not_leave(made, tmp_path, monkeypatch, rec
     world = World(made, tmp_path, made.policy() if record == "policy.deny" else None)
     failing(monkeypatch, record)
     with pytest.raises(LocalError, match="no more records"):
-        world.give()
+        world.contribute()
     if record != "egress.digest":
         world.nothing_left()
         return
@@ -640,13 +640,13 @@ def test_what_cannot_be_recorded_does_not_leave(made, tmp_path, monkeypatch, rec
 def test_10_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
     failing(monkeypatch, "egress.outcome")
     with pytest.raises(LocalError, match="no more records"):
-        world.give()
+        world.contribute()
     assert ledger_view.summary(world.path)["simple", "extractor"].bytes > 0
 
 
 def test_rounds_and_attempts_are_messages_of_their_own(world):
     for round_ in (0, 0, 1):
-        world.give(round_=round_)
+        world.contribute(round_=round_)
     assert world.audited().ok
     assert [m.intent.round for m in ledger_view.messages(world.path)] == [0, 0, 1]
     assert {m.status for m in ledger_view.messages(world.path)} == {"sent"}

@@ -370,7 +370,7 @@ def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
 
 def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
     with refused("wants secure aggregation; nothing of it leaves in the clear"):
-        world.give(world.gives())
+        world.contribute(world.gives())
     world.nothing_left()
 
 

@@ -12,7 +12,7 @@ from support.refusals import refused
 from support.secure_sums import frame
 
 from staddle.algorithms.exchange.parts import WEIGHT
-from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid
+from staddle.algorithms.leaks.taint import EXACT, PUBLIC, paid
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.security.blind.sum import group
@@ -33,7 +33,7 @@ from ..blind.test_round import SILOS as FOUR
 from .test_hidden import Keyed
 
 IDS = (2, 4)
-BUT = ("model", "classifier.bias", PRIVATE)
+BUT = ("model", "classifier.bias", EXACT)
 
 
 def intent_of(world):
@@ -82,7 +82,7 @@ def world(made, tmp_path):
 
 def denied(world, bundle, words):
     with pytest.raises(DeniedError, match=words):
-        world.give(bundle)
+        world.contribute(bundle)
     world.nothing_left()
     last = records(world.path)[-1]
     assert last["type"] == "policy.deny"
@@ -99,7 +99,7 @@ def test_the_signed_document_says_that_a_job_is_private(made):
 
 def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
     counts = {"tested": torch.tensor(10**6), "correct.delivered": torch.tensor(5)}
-    world.give(world.bundle(paid(*IDS), **counts, **{WEIGHT: torch.tensor(1e9).double()}))
+    world.contribute(world.bundle(paid(*IDS), **counts, **{WEIGHT: torch.tensor(1e9).double()}))
     assert world.client.uploads == 1
 
 
@@ -116,7 +116,7 @@ def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
 )  # fmt: skip
 def test_3_they_are_counts_all_the_same(world, name, value, words):
     with pytest.raises(LocalError, match=words) as caught:
-        world.give(world.bundle(paid(*IDS), **{name: value}))
+        world.contribute(world.bundle(paid(*IDS), **{name: value}))
     assert not any(str(c) in str(caught.value) for c in (RECORDS.train, f"has {RECORDS.test} "))
     world.nothing_left()
 
@@ -137,16 +137,16 @@ def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, worl
         denied(world, world.bundle(taint), "without noise")
     free = Private(made, tmp_path / "free", required="false")
     free.job = made.jobs["simple"]
-    free.give(free.bundle(PUBLIC))
-    assert (taints_of(free), intent_of(free)["dp"]) == ({"private"}, None)
+    free.contribute(free.bundle(PUBLIC))
+    assert (taints_of(free), intent_of(free)["dp"]) == ({"exact"}, None)
     free.ledger.close()
 
 
 # (5) It was paid for.
 def test_5_what_was_paid_for_leaves_and_the_record_names_what_paid(world):
-    world.give(world.bundle(paid(4), ("model", "classifier.bias", paid(2, 4))))
+    world.contribute(world.bundle(paid(4), ("model", "classifier.bias", paid(2, 4))))
     assert intent_of(world)["dp"] == {"dataset": "data", "ids": [2, 4]}
-    assert taints_of(world) == {"dp"}
+    assert taints_of(world) == {"noised"}
     assert world.audited().ok
 
 
@@ -159,7 +159,7 @@ def test_5_nothing_private_leaves_of_a_private_job_even_without_a_budget(made, t
 
 
 def test_5_what_is_public_needs_no_payment(world):
-    world.give(world.bundle(PUBLIC))
+    world.contribute(world.bundle(PUBLIC))
     assert (taints_of(world), intent_of(world)["dp"]) == ({"public"}, None)
 
 
@@ -178,9 +178,9 @@ def test_5_without_a_budget_nothing_is_paid_for(world):
 
 
 def test_5_what_is_dp_and_names_nothing_that_paid_is_refused():
-    bare = Release("model", "whole_model", "w", "float32", (2,), taint="dp")
+    bare = Release("model", "whole_model", "w", "float32", (2,), taint="noised")
     assert list(unpaid([bare], "ab", lambda *_: True)) == [
-        "tensor model/w is dp, and names no reservation that paid for it"
+        "tensor model/w is noised, and names no reservation that paid for it"
     ]
     assert list(unpaid([replace(bare, ledger_ids=(3,))], "ab", lambda *_: True)) == []
     assert list(unpaid([replace(bare, taint="public")], "ab", lambda *_: False)) == []
@@ -189,7 +189,7 @@ def test_5_what_is_dp_and_names_nothing_that_paid_is_refused():
 def test_5_the_same_refusal_again_is_recorded_once(world):
     for _ in range(3):
         with pytest.raises(DeniedError):
-            world.give(world.bundle(paid(3)))
+            world.contribute(world.bundle(paid(3)))
     assert kinds(records(world.path)).count("policy.deny") == 1
 
 
@@ -197,7 +197,7 @@ def test_5_the_same_refusal_again_is_recorded_once(world):
 def test_6_a_reservation_that_no_head_in_the_ledger_covers_lets_nothing_leave(world):
     world.gate._paid = lambda *_: True
     with refused("is paid by 7 of data set 'data', whose last head has 7 records"):
-        world.give(world.bundle(paid(7)))
+        world.contribute(world.bundle(paid(7)))
     world.nothing_left()
 
 
@@ -234,14 +234,14 @@ class PrivateKeyed(Keyed):
 @pytest.mark.parametrize("form", ["padded", "rotated"])
 def test_what_leaves_hidden_has_its_taint_and_was_paid_for(keyed, tmp_path, form):
     world = PrivateKeyed(keyed, tmp_path)
-    for taint, words in ((PRIVATE, "without noise"), (paid(3), "reservation 3 is said")):
+    for taint, words in ((EXACT, "without noise"), (paid(3), "reservation 3 is said")):
         with pytest.raises(DeniedError, match=words):
             getattr(world, form)(taint)
     world.nothing_left()
     getattr(world, form)(paid(*IDS))
     intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == (form, {"dataset": "data", "ids": list(IDS)})
-    assert taints_of(world) == {"dp"}
+    assert taints_of(world) == {"noised"}
     assert world.audited().ok
 
 
@@ -302,8 +302,8 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     world = masked(summing, tmp_path / "good", Contributions(given, taints))
     intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
-    assert taints_of(world) == {"dp"}
-    taints["model"][WEIGHT] = PRIVATE
+    assert taints_of(world) == {"noised"}
+    taints["model"][WEIGHT] = EXACT
     why = r"model/\w+, model/\w+.* would leave as computed from records without noise"
     with pytest.raises(DeniedError, match=why):
         masked(summing, tmp_path / "bad", Contributions(given, taints))

@@ -85,7 +85,7 @@ def greeted(world, held):
 
 
 def test_what_the_coordinator_holds_is_recorded(world):
-    world.give()
+    world.contribute()
     held = bytes(world.ledger.checkpoint())
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
@@ -99,7 +99,7 @@ def test_what_the_coordinator_holds_is_recorded(world):
 def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world):
     greeted(world, b"")
     assert not world.gate.session.witnessed  # nor before anything was ever received
-    world.give()
+    world.contribute()
     assert not world.gate.session.witnessed
     world.restart()
     greeted(world, bytes(world.ledger.checkpoint()))
@@ -115,9 +115,9 @@ def test_the_word_of_a_silo_that_the_coordinator_runs_is_the_coordinators(world,
     """It is recorded, and stops this silo where it does not fit; no private round begins by it."""
     roster = changed_roster(world, {OTHER: {field: world.made.roster.coordinator.organisation}})
     witness = Witness(world.ledger, roster, world.keys, world.path.parent / "other.json")
-    witness.told.add(OTHER)
+    witness.reported.add(OTHER)
     assert (witness.independent, witness.answered) == ({"silo-c"}, False)
-    witness.told.add("silo-c")
+    witness.reported.add("silo-c")
     assert witness.answered
 
 
@@ -134,7 +134,7 @@ def private_round(made, world):
 
 def test_a_private_round_waits_for_another_silos_word_and_says_so(made, world, monkeypatch, caplog):
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0)
-    world.give()
+    world.contribute()
     greeted(world, bytes(world.ledger.checkpoint()))
     uploads = world.client.uploads
     private_round(made, world)
@@ -151,11 +151,11 @@ def test_a_private_round_that_no_silo_can_ever_answer_for_fails(made, world, mon
 
 
 def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
-    world.give()
+    world.contribute()
     world.ledger.close()
     before = copied(world.path)
     world.restart()
-    world.give(round_=1)
+    world.contribute(round_=1)
     held = bytes(world.ledger.checkpoint())
     world.ledger.close()
     put_back(world.path, before)
@@ -189,29 +189,29 @@ def test_a_ledger_that_was_written_anew_leaves_nothing(world):
 def test_a_head_that_we_did_not_sign_stops_nobody(world, held, caplog):
     greeted(world, held(world))
     assert "head.ignored" in caplog.messages
-    world.give()
+    world.contribute()
     assert Consistency.parse(world.client.end.head).old_size == 0
 
 
 def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
-    world.give()
+    world.contribute()
     first = world.client.end.ledger_seq + 1
-    world.give(round_=1)
+    world.contribute(round_=1)
     assert Consistency.parse(world.client.end.head).old_size == first
     world.broken(1)
     world.client.stop_after = None
     world.settle()
-    world.give(round_=2)
+    world.contribute(round_=2)
     assert Consistency.parse(world.client.end.head).old_size > first
     greeted(world, bytes(world.ledger.checkpoint()))
     size = TreeHead.parse(notes.parse(world.client.greeting.held).text).size
-    world.give(round_=3)
+    world.contribute(round_=3)
     assert Consistency.parse(world.client.end.head).old_size == size
 
 
 def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
     """The coordinator greeted while the old upload ran, took it, and says so when asked."""
-    world.give()
+    world.contribute()
     before = world.client.end.ledger_seq + 1
     world.broken(10**6)
     held = world.client.end.ledger_seq + 1
@@ -219,7 +219,7 @@ def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
     world.restart()  # the greeting names no head: as before the upload was taken
     world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
     assert [upload.status for upload in world.settle()] == ["sent"]
-    world.give(round_=2)
+    world.contribute(round_=2)
     assert Consistency.parse(world.client.end.head).old_size == held > before
 
 
@@ -237,7 +237,7 @@ def attested(world, head=b"", **changes):
 def told(world, *attestations, asked=()):
     """A poll that brings them, then a poll that brings nothing."""
     tasks = [
-        pb.Task(witness=pb.Witness(told=attestations, asked=asked)),
+        pb.Task(witness=pb.Witness(attestations=attestations, asked=asked)),
         pb.Task(nothing=pb.Nothing()),
     ]
 
@@ -249,12 +249,12 @@ def told(world, *attestations, asked=()):
 
 
 def test_what_another_silo_holds_is_recorded_once_a_session(world):
-    world.give()
+    world.contribute()
     said = attested(world, bytes(world.ledger.checkpoint()))
     told(world, said, said)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
-    assert (record["by"], world.witness.told) == (OTHER, {OTHER})
-    world.give()
+    assert (record["by"], world.witness.reported) == (OTHER, {OTHER})
+    world.contribute()
     said = attested(world, bytes(world.ledger.checkpoint()))
     for _ in range(2):
         told(world, said, said)
@@ -264,17 +264,17 @@ def test_what_another_silo_holds_is_recorded_once_a_session(world):
 def test_one_that_holds_nothing_has_answered_too(world):
     run(world.gate.session.hello())
     told(world, attested(world))
-    assert world.witness.told == {OTHER}
+    assert world.witness.reported == {OTHER}
     assert "witness" not in kinds(world)
     run(world.gate.session.hello())
-    assert world.witness.told == set()  # of the session before
+    assert world.witness.reported == set()  # of the session before
 
 
 def test_a_head_of_another_silo_that_is_not_of_this_ledger_stops_us(world):
-    world.give()
+    world.contribute()
     with pytest.raises(LocalError, match=r"records were cut off: .* silo-b holds a signed"):
         told(world, attested(world, head_of(world, SILO, 500)))
-    assert world.witness.told == set()
+    assert world.witness.reported == set()
 
 
 UNSIGNED = {
@@ -289,9 +289,9 @@ UNSIGNED = {
 
 @pytest.mark.parametrize("changes", UNSIGNED.values(), ids=UNSIGNED)
 def test_what_another_silo_did_not_sign_counts_for_nothing(world, changes, caplog):
-    world.give()
+    world.contribute()
     told(world, attested(world, bytes(world.ledger.checkpoint()), **changes))
-    assert world.witness.told == set()
+    assert world.witness.reported == set()
     assert "head.ignored" in caplog.messages
 
 
@@ -406,7 +406,7 @@ def given(world, head, round_):
         return found
 
     world.client.receipt = receipt
-    world.give(round_=round_)
+    world.contribute(round_=round_)
     return world.client.end.holds
 
 

@@ -118,7 +118,7 @@ class Sum:
 
     def down(self, **changes):
         """The row as it comes down, (message, words)."""
-        payload = changes.pop("document", self.spec.payload())
+        payload = changes.pop("document", self.spec.signed_bytes())
         fields = {
             "part": self.part.name,
             "document": payload,
@@ -231,7 +231,7 @@ def test_a_row_that_was_altered_or_is_not_what_its_round_gave_is_refused(recipie
         s for s in (Sum(keyed, first.job, n) for n in range(1, 9)) if s.reader != first.reader
     )
     twin = Sum(keyed, keyed.jobs["twin"], first.round)
-    payload = first.spec.payload()
+    payload = first.spec.signed_bytes()
     fewer = replace_counts(first.spec)
     for rows, why in (
         ([first.down(words=shifted)], "was altered"),
@@ -271,7 +271,7 @@ def replace_counts(spec):
     counts = (group.counts[0] + 1, group.counts[1] - 1, *group.counts[2:])
     return spec.model_copy(
         update={"groups": (spec.groups[0], group.model_copy(update={"counts": counts}))}
-    ).payload()
+    ).signed_bytes()
 
 
 def test_a_row_of_a_round_that_is_not_over_is_refused(recipient, twice):
@@ -336,7 +336,7 @@ def test_later_prekeys_are_refused(recipient, twice):
 def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     first = twice[1][0]
     mail = Coordinator(keyed, keyed.jobs["mail"], first.part, tmp_path / "mail")
-    mail.give(SILOS[0], 0)
+    mail.contribute(SILOS[0], 0)
     stored_ = mail.stored[SILOS[0], 0]
     summand = WireSummand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
     assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
@@ -426,7 +426,7 @@ def test_a_member_opens_no_row_that_leans_on_one_silo_or_that_nobody_is_mixed_in
     row = MemberSum(keyed, 2)
     group = row.spec.groups[1].model_copy(update={"counts": integer_weights([0, 6, 1, 1, 1])})
     groups = (row.spec.groups[0], group, *row.spec.groups[2:])
-    document = row.spec.model_copy(update={"groups": groups}).payload()
+    document = row.spec.model_copy(update={"groups": groups}).signed_bytes()
     assert "shows its reader too much" in member.refused(
         3, [row.down(document=document)], counted=3
     )

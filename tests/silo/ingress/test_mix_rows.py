@@ -44,7 +44,7 @@ def contributors(keyed, tmp_path_factory):
         found[name] = Coordinator(keyed, job, part, tmp_path_factory.mktemp(name))
         for number in range(4):
             for silo in job.silos:
-                found[name].give(silo, number, number + (name == "mail"))
+                found[name].contribute(silo, number, number + (name == "mail"))
     return found
 
 
@@ -237,7 +237,7 @@ def mailed(made, rows_and_keeps):
 def mail_of_round_1(made):
     """Newer uploads of a round of which there was mail."""
     for silo in OTHERS:
-        made.give(silo, 10, 1)
+        made.contribute(silo, 10, 1)
     return mail(made, 10)
 
 
@@ -436,7 +436,7 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, contributors, recipient, mon
     known = own.prekeys.known()
     wrong = {**known.newest, ME: known.newest[OTHERS[0]]}  # sealed to a key that is not this silo's
     own.prekeys.save(known.model_copy(update={"newest": wrong}))
-    made.give(OTHERS[1], 0)
+    made.contribute(OTHERS[1], 0)
     own.prekeys.save(known)
     peer, code, why = refusal(recipient, recipient.row())
     assert (peer, code) == (OTHERS[1], "SHARES")

@@ -112,7 +112,7 @@ def flipped(place, bit=1):
 
 def resigned(made, sign=None, **fields):
     """The part with another specification, signed all the same."""
-    payload = made.spec.model_copy(update=fields).payload()
+    payload = made.spec.model_copy(update=fields).signed_bytes()
     signature = (sign or made.made.coordinator.sign)(SECAGG_SPEC, payload)
     return made.down("model", document=payload, signature=signature)
 
@@ -166,7 +166,8 @@ HOSTILE = {
     "no tags at all": (lambda m, _: resigned(m, tagged=False), "SPEC", "specifies tagged False"),
     "another key epoch": (lambda m, _: resigned(m, key_epoch=1), "SPEC", "specifies key_epoch 1"),
     "another scale": (lambda m, _: regrouped(m, scale_exponent=3), "SPEC", "specifies groups"),
-    "another spelling": (lambda m, _: m.down("model", document=b" " + m.spec.payload()), "SPEC",
+    "another spelling": (lambda m, _: m.down("model", document=b" " + m.spec.signed_bytes()),
+        "SPEC",
         "canonical"),
     "another part": (lambda m, _: m.down("model", part="metrics"), "SPEC",
         "brings sums of metrics"),
@@ -229,8 +230,8 @@ def misdealing(made, opens=False, **changes):
         )
         root = Tree(portion.leaf() for portion in portions).root()
         dealing = replace(dealing, root=root, signature=b"")
-        dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
-    return Misdealing(spec.payload(), bundle, dealing, portions, Unopened(ME, private[ME]))
+        dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.signed_bytes(ctx)))
+    return Misdealing(spec.signed_bytes(), bundle, dealing, portions, Unopened(ME, private[ME]))
 
 
 def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged):

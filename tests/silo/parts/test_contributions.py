@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, Taint, paid
+from staddle.algorithms.leaks.taint import EXACT, PUBLIC, Taint, paid
 from staddle.algorithms.training.silo_round import TAINTS
 from staddle.errors import LocalError
 from staddle.files import tensor_file
@@ -25,11 +25,11 @@ def release(part="model", name="w", form="plain"):
 def test_what_nothing_is_said_of_is_private_and_names_nothing_that_paid():
     for taints in ({}, {"other": {"w": PUBLIC}}, {"model": {"v": PUBLIC}}):
         found = tainted([release()], Contributions(TENSORS, taints))
-        assert [(each.taint, each.ledger_ids) for each in found] == [("private", ())]
+        assert [(each.taint, each.ledger_ids) for each in found] == [("exact", ())]
     (found,) = tainted(
         [release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}})
     )
-    assert (found.taint, found.ledger_ids) == ("private", ())
+    assert (found.taint, found.ledger_ids) == ("exact", ())
 
 
 def test_a_release_has_its_tensors_taint_and_ids_in_order():
@@ -38,8 +38,8 @@ def test_a_release_has_its_tensors_taint_and_ids_in_order():
         Contributions(TENSORS, SAID),
     )
     assert [(each.taint, each.ledger_ids) for each in found] == [
-        ("dp", (2, 4)),
-        ("dp", (2,)),
+        ("noised", (2, 4)),
+        ("noised", (2,)),
         ("public", ()),
     ]
     assert [each.form for each in found] == ["plain"] * 3
@@ -48,10 +48,10 @@ def test_a_release_has_its_tensors_taint_and_ids_in_order():
 @pytest.mark.parametrize(
     ("tensor", "weight", "wanted"),
     [
-        (paid(4), paid(2), ("dp", (2, 4))),
-        (PUBLIC, paid(2), ("dp", (2,))),
-        (paid(4), PRIVATE, ("private", ())),
-        (PRIVATE, paid(2), ("private", ())),
+        (paid(4), paid(2), ("noised", (2, 4))),
+        (PUBLIC, paid(2), ("noised", (2,))),
+        (paid(4), EXACT, ("exact", ())),
+        (EXACT, paid(2), ("exact", ())),
         (PUBLIC, PUBLIC, ("public", ())),
     ],
 )
@@ -70,7 +70,7 @@ def kept(path, bundle):
 
 
 def test_the_file_keeps_tensors_and_taints(tmp_path):
-    for taints in ({}, SAID, {"model": {"w": PRIVATE}}):
+    for taints in ({}, SAID, {"model": {"w": EXACT}}):
         found = kept(tmp_path / "outbox", Contributions(TENSORS, taints))
         assert found.taints == taints
         assert {part: set(own) for part, own in found.tensors.items()} == {
@@ -96,7 +96,7 @@ def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
 def test_a_private_jobs_file_without_taints_is_private(tmp_path):
     found = kept(tmp_path / "outbox", Contributions(TENSORS))
     assert {each.taint for each in tainted([release(), release("metrics", "tested")], found)} == {
-        "private"
+        "exact"
     }
 
 

@@ -136,7 +136,7 @@ def arrived(values, items=ITEMS):
     digester = Digester([item.spec.nbytes for item in items])
     inbound.feed(pb.Frame(manifest=pb.Manifest()))
     for chunk in chunks(values, stream.CHUNK_BYTES):
-        digester.update(chunk.payload)
+        digester.update(chunk.content)
         inbound.feed(chunk)
     found = digester.digests()
     inbound.feed(pb.Frame(end=pb.End(sha256=found.total, tensor_sha256=found.tensors)))
@@ -157,7 +157,7 @@ def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
 
 def test_nothing_delivered_is_nothing_and_a_release_says_what_the_item_is():
     assert unpack("coordinator", *arrived([], ())) == {}
-    metric = Release("metrics", "metric", "n", "int64", (), "plain", "private")
+    metric = Release("metrics", "metric", "n", "int64", (), "plain", "exact")
     assert release_of(ITEMS[1]) == metric
     assert release_of(ITEMS[0]).kind == "whole_model"
     for item in ITEMS:

@@ -178,7 +178,7 @@ def test_a_private_round_is_paid_once(paid):
     for part, tensors in bundle.tensors.items():
         for name in tensors:
             taint = bundle.taint(part, name)
-            assert not taint.private, (part, name)
+            assert not taint.exact, (part, name)
             assert taint.ids or part == "metrics"
             assert paid.paid(taint.ids)
     kept = paid().folder.outbox(0)
@@ -216,10 +216,10 @@ def test_weights_from_a_file_are_private_unless_the_owner_says_that_they_are_pub
     own = {"classifier": initial_state(made.jobs["simple"].method(), "silo-a").parts["classifier"]}
     for public in (frozenset(), frozenset({"classifier"})):
         state = paid(own, public)._state(0)
-        assert {state.taint(f"part/classifier/{name}").private for name in own["classifier"]} == {
+        assert {state.taint(f"part/classifier/{name}").exact for name in own["classifier"]} == {
             not public
         }
-        assert not any(state.taint(f"part/extractor/{n}").private for n in state.parts["extractor"])
+        assert not any(state.taint(f"part/extractor/{n}").exact for n in state.parts["extractor"])
 
 
 def test_the_end_of_a_private_job_spends_nothing(paid):

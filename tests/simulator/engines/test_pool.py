@@ -85,9 +85,11 @@ def test_answers_keep_the_order_of_the_work_and_one_crew_serves_jobs_in_turn(cre
 @pytest.fixture
 def given(monkeypatch):
     """The silos that workers are given, in turn."""
-    silos, give = [], Crew._order
+    silos, contribute = [], Crew._order
     monkeypatch.setattr(
-        Crew, "_order", lambda self, *order: silos.append(order[-1].silo) or give(self, *order)
+        Crew,
+        "_order",
+        lambda self, *order: silos.append(order[-1].silo) or contribute(self, *order),
     )
     return silos
 

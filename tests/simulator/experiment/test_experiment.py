@@ -20,7 +20,7 @@ def test_a_file_says_what_is_run_and_what_is_left_out_has_defaults(experiment):
     )
     assert (found.name, found.file.all_seeds) == ("digits", (1, 2))
     assert [method.title for method in found.file.all_methods] == ["fedavg", "slow"]
-    assert found.schedule == Schedule(look_every=1, checkpoint_every=10)
+    assert found.schedule == Schedule(look_every=1, snapshot_every=10)
     assert found.file.partition.seed == 0
     assert (
         experiment(
@@ -128,4 +128,4 @@ def test_the_file_that_the_docs_explain_can_be_read(tmp_path):
     (tmp_path / "digits.toml").write_text(block)
     found = read(tmp_path / "digits.toml")
     assert [method.title for method in found.file.all_methods] == ["fedavg", "pfedsim-early"]
-    assert found.schedule == Schedule(look_every=1, checkpoint_every=10)
+    assert found.schedule == Schedule(look_every=1, snapshot_every=10)

@@ -45,7 +45,7 @@ def test_a_history_is_read_as_far_as_it_is_and_then_there_are_no_models(out):
     assert begun.history == ()
     found = [(one.rounds, one.measure) for one in done.history if one.measure.startswith("all")]
     assert found == [(2, "all/aggregated"), (2, "all/trained")]
-    assert max(one.rounds for one in cut.history) == 3  # beyond its checkpoint
+    assert max(one.rounds for one in cut.history) == 3  # beyond its snapshot
     run = load_runs(out)[-1]
     with refused(r"models/a\.safetensors: cannot read it: No such file .*; run the same again"):
         run.model("a")
@@ -93,12 +93,12 @@ def one_bit(path, at):
 def test_one_bit_of_what_a_run_left_is_found_where_it_is_read(tmp_path, quick):
     """Of a finished run the last and a middle byte of each file.
 
-    Of another what its last checkpoint is about.
+    Of another what its last snapshot is about.
     """
     reads = {
         "run.json": lambda: load_runs(tmp_path),
         "history.jsonl": lambda: load_runs(tmp_path),
-        "checkpoint.json": lambda: load_runs(tmp_path),
+        "snapshot.json": lambda: load_runs(tmp_path),
         "coordinator.safetensors": lambda: dict(load_runs(tmp_path)[0].coordinator()),
         "models/a.safetensors": lambda: load_runs(tmp_path)[0].model("a"),
     }

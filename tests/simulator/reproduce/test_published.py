@@ -132,16 +132,16 @@ def test_a_row_is_a_method_where_it_runs_and_as_it_differs_there():
     assert average.score == ("all/aggregated", "macro", "best by test")
 
 
-def test_local_and_fedrep_run_beside_as_the_paper_has_them_elsewhere():
+def test_local_and_fedrep_run_alongside_as_the_paper_has_them_elsewhere():
     first, second = toy(("[settings.hard]", '[settings.hard]\nwithout = ["fedrep"]'))
-    beside = {row.title: row for row in first.beside}
-    assert set(beside) == {"local", "fedrep"}
-    assert beside["local"].methods["easy"].training == {"lr": 0.3}  # table2's
-    assert beside["local"].methods["easy"].title == "alone"
-    assert beside["local"].methods["hard"].title == "local"
-    assert set(beside["fedrep"].methods) == {"easy"}
-    assert {value.text for row in first.beside for value in row.values} == {""}
-    assert [row.title for row in second.beside] == ["fedrep"]
+    alongside = {row.title: row for row in first.alongside}
+    assert set(alongside) == {"local", "fedrep"}
+    assert alongside["local"].methods["easy"].training == {"lr": 0.3}  # table2's
+    assert alongside["local"].methods["easy"].title == "alone"
+    assert alongside["local"].methods["hard"].title == "local"
+    assert set(alongside["fedrep"].methods) == {"easy"}
+    assert {value.text for row in first.alongside for value in row.values} == {""}
+    assert [row.title for row in second.alongside] == ["fedrep"]
 
 
 def test_an_unknown_method_is_a_published_value_alone_and_a_table_is_found_by_path():
@@ -168,8 +168,8 @@ def test_an_unknown_method_is_a_published_value_alone_and_a_table_is_found_by_pa
         ('label = "alone"', 'label = "early"',
             "'early' is two methods in setting 'easy'; give each"),
         ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
-        ("[common]", 'beside = [{ name = "fedavg" }]\n[common]',
-            '"beside" has fedavg; next to every table run local and'),
+        ("[common]", 'alongside = [{ name = "fedavg" }]\n[common]',
+            '"alongside" has fedavg; next to every table run local and'),
         ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
     ],
 )  # fmt: skip
@@ -200,7 +200,9 @@ def test_every_published_setting_makes_a_job():
         papers.setdefault(table.paper, []).append(table)
     for tables in papers.values():
         settings = {setting.name: setting for table in tables for setting in table.settings}
-        everyone = replace(tables[0], rows=tuple(r for t in tables for r in t.all_rows), beside=())
+        everyone = replace(
+            tables[0], rows=tuple(r for t in tables for r in t.all_rows), alongside=()
+        )
         seen = set()
         for setting in settings.values():
             model = setting.document["model"]["name"]

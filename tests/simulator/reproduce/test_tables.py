@@ -125,7 +125,7 @@ def test_fedaims_has_one_row_in_both_tables_and_fedrep_one_epoch_more_than_other
     here, there = (row(path, "FedAIMS").values for path in ("fedaims/table2", "fedaims/table5"))
     assert [value.mean for value in here] == [value.mean for value in there]
     for path, setting in (("ppfl/table1", "mnist"), ("fedssa/table2", "hetero-10-cifar10")):
-        (fedrep,) = (own.methods[setting] for own in find(path).beside if own.title == "fedrep")
+        (fedrep,) = (own.methods[setting] for own in find(path).alongside if own.title == "fedrep")
         assert fedrep.options == {"head_epochs": 1}
 
 

@@ -55,20 +55,20 @@ def test_taken_down_after_any_round_every_method_ends_in_the_same_bytes(tmp_path
     assert len(whole.history) == 2 * 3 + 4 * 2
 
 
-def test_what_came_after_the_last_checkpoint_is_measured_again(tmp_path, whole):
+def test_what_came_after_the_last_snapshot_is_measured_again(tmp_path, whole):
     for until in (1, 3, 1):
         conduct(tmp_path, RUN, POPULATION, until)
     assert results(conduct(tmp_path, RUN, POPULATION).path) == results(whole.path)
 
 
-def test_a_checkpoint_as_often_as_one_likes_changes_no_result(tmp_path, whole):
+def test_a_snapshot_as_often_as_one_likes_changes_no_result(tmp_path, whole):
     conduct(tmp_path, RUN, POPULATION, 2, Schedule(2, 1))
     parts = conduct(tmp_path, RUN, POPULATION, schedule=Schedule(2, 50))
     assert results(parts.path) == results(whole.path)
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, whole, made):
-    (made / "checkpoint").rename(tmp_path / "away")  # large, and not needed any more
+    (made / "snapshot").rename(tmp_path / "away")  # large, and not needed any more
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert folder.finished
         assert folder.history == whole.history
@@ -181,7 +181,7 @@ def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):
 def test_what_a_dead_process_left_half_written_goes(tmp_path, made):
     left = [
         made / name
-        for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "checkpoint/.x.tmp")
+        for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "snapshot/.x.tmp")
     ]
     for path in left:
         path.write_bytes(b"half")
@@ -214,7 +214,7 @@ def live(out, promise):
         while at < LIFE.job.length:
             at += 1
             folder.record(measures(at))
-            folder.checkpoint(STORY[at])
+            folder.save_snapshot(STORY[at])
             promise(at)
         counts = dict.fromkeys(LIFE.job.silos, 1)
         folder.finish([Measured(at, "all/aggregated", counts, counts)], STORY[at].states, {})
@@ -266,6 +266,6 @@ def test_models_are_those_that_the_silos_keep(tmp_path, quick):
 def test_silos_are_gone_on_with_in_job_order(tmp_path, quick):
     with opened(tmp_path, LIFE, ALIVE, SCHEDULE) as folder:
         for snapshot in STORY.values():
-            folder.checkpoint(snapshot)
+            folder.save_snapshot(snapshot)
     with opened(tmp_path, LIFE, ALIVE, SCHEDULE) as folder:
         assert list(folder.begun().states) == list(LIFE.job.silos) == ["s3", "s1", "s0", "s2"]

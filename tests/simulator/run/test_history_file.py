@@ -39,7 +39,7 @@ def test_what_was_added_is_read_and_kept(path):
     assert list(read(path)[0].records) == ["b", "a"]  # job order
 
 
-def test_who_goes_on_begins_where_the_checkpoint_was(path):
+def test_who_goes_on_begins_where_the_snapshot_was(path):
     file = HistoryFile(path, NOTHING)
     file.append([ONE])
     kept = file.sync()
@@ -64,7 +64,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(path):
 @pytest.mark.parametrize(
     "change", [lambda d: d[:-1], lambda d: d.replace(b"3,4", b"2,4"), lambda d: d[:0]]
 )
-def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change):
+def test_other_bytes_than_the_snapshot_says_are_refused_and_stay(path, change):
     kept = Prefix(bytes=len(to_line(ONE)), sha256=hashlib.sha256(to_line(ONE)).hexdigest())
     altered = change(to_line(ONE))
     path.write_bytes(altered)
@@ -114,7 +114,7 @@ def test_a_line_that_the_disk_does_not_take_is_told(path, monkeypatch, fault):
     file.close()
 
 
-def test_what_was_torn_is_never_part_of_a_checkpoint(path, monkeypatch):
+def test_what_was_torn_is_never_part_of_a_snapshot(path, monkeypatch):
     file = HistoryFile(path, NOTHING)
     with monkeypatch.context() as patch:
         Calls(patch, 1, short)

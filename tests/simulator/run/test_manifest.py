@@ -48,7 +48,7 @@ def test_it_cannot_be_edited_unseen(tmp_path):
 
 def test_the_same_run_differs_in_nothing():
     assert told() == []
-    # how often a checkpoint is written changes no result
+    # how often a snapshot is written changes no result
     assert told(schedule=Schedule(2, 99)) == []
     gpu = manifest.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")
     other = made().model_copy(update={"made_with": gpu})

@@ -79,8 +79,8 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
         def up(self, round_):
             return () if self.tuning(round_) else super().up(round_)
 
-        def give(self, state, facts):
-            return {} if self.tuning(facts.round) else super().give(state, facts)
+        def contribute(self, state, facts):
+            return {} if self.tuning(facts.round) else super().contribute(state, facts)
 
     monkeypatch.setitem(catalog.METHODS, "fedavg", Tuning)
     watch, run = Asks(), make_run(rounds=2)

@@ -11,9 +11,9 @@ from support.snapshots import after, begun, story, told
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.simulation import Snapshot
-from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC
+from staddle.algorithms.leaks.taint import EXACT, PUBLIC
 from staddle.errors import UnwritableError
-from staddle.simulator.run import snapshot as checkpoint_module
+from staddle.simulator.run import snapshot as snapshot_module
 from staddle.simulator.run.history import NOTHING, Prefix
 from staddle.simulator.run.snapshot import FinishedRun, Snapshots, read_index
 
@@ -27,7 +27,7 @@ def loaded(folder):
 
 def files(folder):
     # run_folder.py tidies
-    return sorted(path for path in (folder / "checkpoint").iterdir() if path.suffix != ".tmp")
+    return sorted(path for path in (folder / "snapshot").iterdir() if path.suffix != ".tmp")
 
 
 def test_a_new_folder_has_none(tmp_path):
@@ -37,7 +37,7 @@ def test_a_new_folder_has_none(tmp_path):
 
 def test_all_of_a_snapshot_comes_back(tmp_path):
     private = SiloState(
-        {"extractor": {"w": torch.ones(2)}}, {}, {"part/extractor/w": PRIVATE, "extra/n": PUBLIC}
+        {"extractor": {"w": torch.ones(2)}}, {}, {"part/extractor/w": EXACT, "extra/n": PUBLIC}
     )
     last = story()[-1]
     snapshot = Snapshot(
@@ -50,11 +50,11 @@ def test_all_of_a_snapshot_comes_back(tmp_path):
 
 
 def test_only_what_changed_is_written(tmp_path):
-    checkpoint, before = Snapshots(tmp_path, RUN), begun(100)
-    checkpoint.write(before, KEPT)
+    snapshots, before = Snapshots(tmp_path, RUN), begun(100)
+    snapshots.write(before, KEPT)
     (first,) = files(tmp_path)
     whole = first.stat().st_size
-    checkpoint.write(after(before, ["s3"], 1), KEPT)
+    snapshots.write(after(before, ["s3"], 1), KEPT)
     kept, new = files(tmp_path)
     assert kept == first
     assert new.stat().st_size < whole / 20
@@ -64,14 +64,14 @@ def test_only_what_changed_is_written(tmp_path):
     assert told(loaded(tmp_path)) == told(after(before, ["s3"], 1))
 
 
-def test_who_goes_on_from_a_checkpoint_writes_only_what_changed(tmp_path):
+def test_who_goes_on_from_a_snapshot_writes_only_what_changed(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(100), KEPT)
     again = Snapshots(tmp_path, RUN)
     again.write(after(again.load(), ["s3"], 1), KEPT)
     assert [len(file.holds) for file in read_index(tmp_path).files] == [99, 5]
 
 
-def test_who_begins_anew_beside_a_checkpoint_overwrites_nothing_that_it_names(tmp_path):
+def test_who_begins_anew_beside_a_snapshot_overwrites_nothing_that_it_names(tmp_path):
     Snapshots(tmp_path, RUN).write(story()[1], KEPT)
     (old,) = files(tmp_path)
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
@@ -81,14 +81,14 @@ def test_who_begins_anew_beside_a_checkpoint_overwrites_nothing_that_it_names(tm
 
 def test_the_files_hold_at_most_twice_what_they_must(tmp_path, quick):
     """Ten silos train in every round, and of thirty others one: no file stays for that one."""
-    checkpoint, snapshot = Snapshots(tmp_path, RUN), begun(40)
-    checkpoint.write(snapshot, KEPT)
+    snapshots, snapshot = Snapshots(tmp_path, RUN), begun(40)
+    snapshots.write(snapshot, KEPT)
     one = files(tmp_path)[0].stat().st_size / 41  # a state's, or another's
     written = []
     for number in range(60):
         there = set(files(tmp_path))
         snapshot = after(snapshot, [*(f"s{h}" for h in range(10)), f"s{10 + number % 30}"], number)
-        checkpoint.write(snapshot, KEPT)
+        snapshots.write(snapshot, KEPT)
         written.append(sum(path.stat().st_size for path in set(files(tmp_path)) - there) / one)
         live = sum(len(file.holds) for file in read_index(tmp_path).files)
         assert sum(path.stat().st_size for path in files(tmp_path)) < 2.1 * live * one
@@ -97,24 +97,24 @@ def test_the_files_hold_at_most_twice_what_they_must(tmp_path, quick):
     assert told(loaded(tmp_path)) == told(snapshot)
 
 
-def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_module, "PACK_BYTES", 100)
+def test_a_large_snapshot_is_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot_module, "PACK_BYTES", 100)
     Snapshots(tmp_path, RUN).write(begun(20), KEPT)
     # 20 bytes a state
     assert [len(file.holds) for file in read_index(tmp_path).files] == [5, 5, 5, 5, 1]
     assert told(loaded(tmp_path)) == told(begun(20))
 
 
-def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
-    checkpoint = Snapshots(tmp_path, RUN)
+def test_a_run_is_over_once_and_only_after_a_snapshot(tmp_path):
+    snapshots = Snapshots(tmp_path, RUN)
     with refused("a run ends with a snapshot after its last round"):
-        checkpoint.finish(FinishedRun(history=KEPT, results=()))
-    checkpoint.write(begun(), NOTHING)
-    checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
+        snapshots.finish(FinishedRun(history=KEPT, results=()))
+    snapshots.write(begun(), NOTHING)
+    snapshots.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
     index = read_index(tmp_path)
     assert index.history == NOTHING
     assert index.finished == FinishedRun(history=KEPT, results=("rounds.csv",))
-    checkpoint.write(after(begun(), ["s0"], 1), KEPT)
+    snapshots.write(after(begun(), ["s0"], 1), KEPT)
     assert read_index(tmp_path).finished is None  # it goes on
 
 
@@ -148,10 +148,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
-    checkpoint = Snapshots(tmp_path, RUN)
+    snapshots = Snapshots(tmp_path, RUN)
     for snapshot in story(2):
-        checkpoint.write(snapshot, KEPT)
-    for path in [*files(tmp_path), tmp_path / "checkpoint.json"]:
+        snapshots.write(snapshot, KEPT)
+    for path in [*files(tmp_path), tmp_path / "snapshot.json"]:
         data = path.read_bytes()
         path.write_bytes(change(data))
         with refused(rf"{path.name}: .*restore it from a backup, or remove the run's folder"):
@@ -163,11 +163,11 @@ def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
 
 def test_every_byte_of_the_index_counts(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(2), KEPT)
-    path = tmp_path / "checkpoint.json"
+    path = tmp_path / "snapshot.json"
     data = path.read_bytes()
     for place in range(0, len(data) - 1, 7):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with refused(r"checkpoint\.json"):
+        with refused(r"snapshot\.json"):
             read_index(tmp_path)
 
 
@@ -178,17 +178,17 @@ def test_a_file_that_is_gone_is_named(tmp_path):
         loaded(tmp_path)
 
 
-def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+def test_the_snapshot_of_another_run_is_refused(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
-    with refused(r"checkpoint\.json: is of another run than run\.json next to it"):
+    with refused(r"snapshot\.json: is of another run than run\.json next to it"):
         Snapshots(tmp_path, "c" * 64)
     assert len(files(tmp_path)) == 1
 
 
 def test_what_no_index_names_goes_at_the_next_start_and_other_peoples_files_stay(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
-    (tmp_path / "checkpoint" / "00000007.safetensors").write_bytes(b"left")
-    (tmp_path / "checkpoint" / "notes.txt").write_bytes(b"mine")
+    (tmp_path / "snapshot" / "00000007.safetensors").write_bytes(b"left")
+    (tmp_path / "snapshot" / "notes.txt").write_bytes(b"mine")
     Snapshots(tmp_path, RUN)
     assert [path.name for path in files(tmp_path)] == ["00000000.safetensors", "notes.txt"]
 
@@ -205,19 +205,19 @@ def scenario(folder, promise):
 
     ``promise`` is told the round that is kept.
     """
-    checkpoint = Snapshots(folder, RUN)
+    snapshots = Snapshots(folder, RUN)
     for snapshot in story():
-        checkpoint.write(snapshot, KEPT)
+        snapshots.write(snapshot, KEPT)
         promise(snapshot.round)
 
 
 def holds(folder, promised):
-    """The checkpoint is one of the story, none before the last promised; nothing else lies there.
+    """The snapshot is one of the story, none before the last promised; nothing else lies there.
 
     And it goes on.
     """
-    checkpoint = Snapshots(folder, RUN)
-    snapshot = checkpoint.load()
+    snapshots = Snapshots(folder, RUN)
+    snapshot = snapshots.load()
     if snapshot is None:
         assert promised == 0
         snapshot = begun()
@@ -226,7 +226,7 @@ def holds(folder, promised):
         assert told(snapshot) == told(story()[snapshot.round - 1])
         assert [p.name for p in files(folder)] == sorted(f.name for f in read_index(folder).files)
     following = after(snapshot, ["s0"], 99)
-    checkpoint.write(following, KEPT)
+    snapshots.write(following, KEPT)
     assert told(loaded(folder)) == told(following)
 
 
@@ -247,7 +247,7 @@ def test_a_fault_at_any_call_is_told_and_loses_nothing(tmp_path, calls, monkeypa
     assert nth > 30
 
 
-def test_a_kill_before_any_call_leaves_the_old_checkpoint_or_the_new(tmp_path, calls):
+def test_a_kill_before_any_call_leaves_the_old_snapshot_or_the_new(tmp_path, calls):
     nth, promised = 1, 0
     while promised is not None:
         place = tmp_path / str(nth)
@@ -259,13 +259,13 @@ def test_a_kill_before_any_call_leaves_the_old_checkpoint_or_the_new(tmp_path, c
 
 
 def test_after_a_fault_the_same_process_goes_on(tmp_path, calls, monkeypatch):
-    checkpoint, told_ = Snapshots(tmp_path, RUN), story()
-    checkpoint.write(told_[0], KEPT)
+    snapshots, told_ = Snapshots(tmp_path, RUN), story()
+    snapshots.write(told_[0], KEPT)
     for nth in range(1, 11):  # of a file, then of the index
         with monkeypatch.context() as patch:
             Calls(patch, nth, failing(errno.ENOSPC))
             with pytest.raises(UnwritableError, match="make room"):
-                checkpoint.write(told_[1], KEPT)
+                snapshots.write(told_[1], KEPT)
         assert told(loaded(tmp_path)) in (told(told_[0]), told(told_[1]))
-    checkpoint.write(told_[2], KEPT)
+    snapshots.write(told_[2], KEPT)
     assert told(loaded(tmp_path)) == told(told_[2])

@@ -24,7 +24,7 @@ def test_a_run_that_goes_on_stands_there_once(tmp_path):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     first = Board(tmp_path, ())
     first.add([measured(1, 2), measured(2, 4)])
-    first.add([measured(3, 9)])  # after the last checkpoint
+    first.add([measured(3, 9)])  # after the last snapshot
     second = Board(tmp_path, [measured(1, 2), measured(2, 4)])  # the first was killed
     second.add([measured(3, 6)])
     second.close()

@@ -5,17 +5,17 @@ import torch
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.methods.common.second_model import (
     begun,
-    beside,
     logits,
     names,
     not_begun,
     taken,
+    with_second_models,
 )
 
 
 def test_a_second_model_begins_as_the_first_and_goes_its_own_way(make_job):
     setting = make_job().setting()
-    modules = beside(setting, "own", "last")
+    modules = with_second_models(setting, "own", "last")
     assert list(modules) == ["extractor", "classifier", *names("own"), *names("last")]
     x = torch.ones(2, 1, 8, 8)
     assert torch.equal(logits(modules, x), logits(modules, x, "own"))
@@ -25,7 +25,7 @@ def test_a_second_model_begins_as_the_first_and_goes_its_own_way(make_job):
 
 
 def test_taken_values_are_copies_with_buffers(make_job):
-    modules = beside(make_job(model={"norm": "batch"}).setting(), "own")
+    modules = with_second_models(make_job(model={"norm": "batch"}).setting(), "own")
     parts = {name: dict(module.state_dict()) for name, module in modules.items()}
     parts["extractor"]["norm1.running_mean"] += 3
     copied = taken(parts, "own")
@@ -42,7 +42,10 @@ def test_taken_values_are_copies_with_buffers(make_job):
 
 def test_a_second_model_begins_where_the_first_is_and_goes_on(make_job):
     state = SiloState(
-        {name: module.state_dict() for name, module in beside(make_job().setting(), "own").items()}
+        {
+            name: module.state_dict()
+            for name, module in with_second_models(make_job().setting(), "own").items()
+        }
     )
     state = replace(state, extra=not_begun())
     moved = replace(state, parts={**state.parts, "classifier": {"bias": torch.ones(3)}})

@@ -350,10 +350,10 @@ def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     facts = replace(
         FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5))
     )
-    contributions = method.give(state, facts)
+    contributions = method.contribute(state, facts)
     assert list(contributions) == [part.name for part in method.up(0)]
     for part in method.up(0):
-        PLAIN.give(part, contributions[part.name])
+        PLAIN.contribute(part, contributions[part.name])
     assert {f"adapter{j}" for j in (1, 2)} <= set(state.parts)
     assert ("head1" in state.parts) == (aux_ce == "head")
 
@@ -370,7 +370,7 @@ def test_prototypes_by_hand_over_two_silos(make, weights, first):
         sums, counts = torch.tensor(own, dtype=torch.float64)
         measured = {"sums": sums[:, None].expand(3, 32), "counts": counts}
         facts = Facts(silo, 1, int(counts.sum()), counts.long(), measured)
-        given_.append(method.give(initial_state(method, "a"), facts)["prototypes"])
+        given_.append(method.contribute(initial_state(method, "a"), facts)["prototypes"])
     mean = collected(method.up(0)[1], given_)["mean"]
     assert torch.allclose(mean, torch.tensor([first, 7.0, 0.0])[:, None].expand(3, 32))
 
@@ -387,7 +387,7 @@ def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_
         for counts in torch.tensor(cohort, dtype=torch.float64):
             sums = {"sums": counts[:, None] * wide, "counts": counts}
             facts = Facts("a", 1, int(counts.sum()), counts.long(), sums)
-            given_.append(method.give(state, facts)["prototypes"])
+            given_.append(method.contribute(state, facts)["prototypes"])
             assert not given_[-1].tensors["mean"][counts == 0].any()
         held = torch.tensor(cohort).sum(0) > 0
         mean = collected(part, given_)["mean"]
@@ -443,7 +443,7 @@ def run_rounds(job, shards, rounds):
             before[silo], silos[silo] = down, outcome.state
             given_[silo] = outcome.contributions
         spool = {
-            (part.name, silo): PLAIN.give(part, given_[silo][part.name])
+            (part.name, silo): PLAIN.contribute(part, given_[silo][part.name])
             for part in method.up(round_)
             for silo in cohort
         }
@@ -520,10 +520,10 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
             k: v + 1 if "running" not in k else v + shift
             for k, v in state.parts["extractor"].items()
         }
-        contributions = method.give(
+        contributions = method.contribute(
             SiloState({**state.parts, "extractor": parts}, state.extra), facts
         )
-        given.append(PLAIN.give(method.direction, contributions["direction"])["unit"])
+        given.append(PLAIN.contribute(method.direction, contributions["direction"])["unit"])
         assert torch.equal(
             contributions["backbone"].tensors["extractor.blocks.0.1.running_mean"],
             torch.full((4,), shift),
@@ -599,7 +599,7 @@ def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, ki
                 name = s.name.removeprefix("extractor.")
                 extractor[name] = extractor[name] + common + 0.5 * own
             after = SiloState({**state.parts, "extractor": extractor}, state.extra)
-            given_.append(method.give(after, facts)["direction"])
+            given_.append(method.contribute(after, facts)["direction"])
         results = {"direction": collected(method.direction, given_), "prototypes": {"mean": 0}}
         results["backbone"] = dict.fromkeys((s.name for s in spec), 0)
         state = method.combine(method.begin(), 0, tuple(silos), results).state

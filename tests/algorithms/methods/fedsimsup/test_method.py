@@ -50,7 +50,9 @@ class Coordinator:
         self.method, self.archive, self.state = method, MemoryArchive(), method.begin()
         facts = [Facts(s, 0, sum(c), torch.tensor(c)) for s, c in counts.items()]
         part = method.up(0)[0]
-        self.close(0, {f.silo: PLAIN.give(part, method.give(None, f)["census"]) for f in facts})
+        self.close(
+            0, {f.silo: PLAIN.contribute(part, method.contribute(None, f)["census"]) for f in facts}
+        )
 
     def close(self, round_, given):
         read = lambda _, silo, name: given[silo][name]

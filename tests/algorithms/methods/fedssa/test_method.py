@@ -80,11 +80,11 @@ class Bench:
             now = facts(round_, counts, silo)
             down = deliver(self.method, PLAIN, self.coordinator, round_, silo, self.archive)
             after = with_rows(self.method.deliver(self.silos[silo], down, now), values)
-            contributions = self.method.give(after, now)
+            contributions = self.method.contribute(after, now)
             if silo not in lost:  # a round that does not count leaves no trace at a silo
                 self.silos[silo] = after
             for part in parts:
-                spool[part.name, silo] = PLAIN.give(part, contributions[part.name])
+                spool[part.name, silo] = PLAIN.contribute(part, contributions[part.name])
         self.coordinator, _ = close_round(
             self.method, PLAIN, self.coordinator, round_, [s for s in gave if s not in lost], parts,
             lambda part, silo, name: spool[part, silo][name], self.archive,
@@ -303,7 +303,7 @@ def test_what_crosses_does_not_depend_on_the_classes_held():
         sizes = set()
         for counts in [(0, 0, 0), (1, 0, 0), (3, 4, 5)]:
             state = method.deliver(initial_state(method, "a"), {}, facts(0, counts))
-            given = PLAIN.give(part, method.give(state, facts(0, counts))[part.name])
+            given = PLAIN.contribute(part, method.contribute(state, facts(0, counts))[part.name])
             sizes.add(tuple((name, t.dtype, tuple(t.shape)) for name, t in given.items()))
             zero = [bool((row == 0).all()) for row in given["rows"]]
             assert zero == [count == 0 for count in counts]
@@ -333,7 +333,7 @@ def test_presence_is_at_most_one_and_the_signed_schema_says_so():
         assert part["tensors"][-1] == {"name": name, "dtype": dtype, "shape": [3], **bounds}
     (part,) = new_method().up(0)
     with refused("part 'rows': its weight holds a value above 1"):
-        PLAIN.give(
+        PLAIN.contribute(
             part, Contribution({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double())
         )
 

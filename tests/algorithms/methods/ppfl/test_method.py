@@ -139,7 +139,7 @@ def test_two_silos_by_hand(make):
         for silo, c in (("a", [0.2, 0.8]), ("b", [0.7, 0.3]))
     )
     uneven = replace(FACTS, class_counts=torch.tensor([7, 0]))
-    contributions = [method.give(one, FACTS), method.give(other, uneven)]
+    contributions = [method.contribute(one, FACTS), method.contribute(other, uneven)]
     sums = collected(method.coupling, [each["coupling"] for each in contributions])
     assert sums["b"].tolist() == pytest.approx([1.6, 0.8])
     by_hand = [0.6 * 0.2 + 0.7, 0.6 * 0.8 + 0.3, 0.8 * 0.2, 0.8 * 0.8]
@@ -415,7 +415,7 @@ def test_weights_are_equal_or_by_samples(make, weights, weight, bounds):
     561; equal ones need no bounds.
     """
     method = make(weights=weights).method()
-    assert method.give(initial_state(method, "a"), FACTS)["model"].weight == weight
+    assert method.contribute(initial_state(method, "a"), FACTS)["model"].weight == weight
     own = group(method.model, Bounds(least=191, most=561))
     assert ((own.weight_least, own.weight_most), own.ring) == (bounds, 32)
 
@@ -591,7 +591,7 @@ def test_a_round_through_the_coordinator_averages_theta(make):
         start = initial_state(method, silo)
         theta = {name: torch.full_like(t, value) for name, t in start.parts["canonical"].items()}
         states[silo] = SiloState({**start.parts, "canonical": theta}, start.extra)
-    given_ = {silo: method.give(state, FACTS) for silo, state in states.items()}
+    given_ = {silo: method.contribute(state, FACTS) for silo, state in states.items()}
     closed(method, {}, 1, given_, archive)
     fresh = method.deliver(states["a"], deliver(method, PLAIN, {}, 2, "a", archive), FACTS).parts
     # Eq. 12
@@ -602,10 +602,10 @@ def test_a_round_through_the_coordinator_averages_theta(make):
 def test_released_memberships_stay_in_the_rows_of_their_silos(make):
     method = make(models=2, lam=0.0, schedule="rbcd", release_membership="always").method()
     round_ = next(r for r in range(99) if method.blocks(r) == ("c",))
-    give = lambda *rows: {"membership": {"c": torch.tensor(rows)}}
+    contribute = lambda *rows: {"membership": {"c": torch.tensor(rows)}}
     before = method.begin()
-    first = method.combine(before, round_, ("a", "c"), give([0.1, 0.9], [0.3, 0.7])).state
-    second = method.combine(first, round_, ("b", "c"), give([0.5, 0.5], [0.2, 0.8])).state
+    first = method.combine(before, round_, ("a", "c"), contribute([0.1, 0.9], [0.3, 0.7])).state
+    second = method.combine(first, round_, ("b", "c"), contribute([0.5, 0.5], [0.2, 0.8])).state
     assert torch.equal(first["memberships"], torch.tensor([[0.1, 0.9], [0.0, 0.0], [0.3, 0.7]]))
     assert torch.equal(second["memberships"], torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.2, 0.8]]))
     assert not before["memberships"].any()
