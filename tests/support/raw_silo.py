@@ -8,6 +8,7 @@ import grpc
 import pytest
 import torch
 
+from staddle import log
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
 from staddle.algorithms.method import METRICS
 from staddle.proto import federation_pb2 as pb
@@ -96,11 +97,26 @@ class Caller:
     async def upload(self, frames, wary=False):
         """Write all frames; its reply.
 
-        ``wary``: look after each whether the coordinator has ended the call.
+        ``wary``: look after each whether the coordinator, of this process, has ended the call.
 
         gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call
-        that is just ending.
+        that is just ending. What the coordinator logged before it ended the call is raised then.
         """
+        logged = []
+        with log.followed(lambda event, fields: logged.append((event, fields))):
+            try:
+                return await self._upload(frames, wary)
+            except grpc.aio.AioRpcError as error:
+                own = [f for e, f in logged if e == "refused" and f["peer"] == self.silo]
+                if code_of(error) is not None or not wary or not own:
+                    raise
+                code = own[-1]["code"]
+                metadata = grpc.aio.Metadata((ERROR_METADATA, code))
+                raise grpc.aio.AioRpcError(
+                    STATUS[code], error.initial_metadata(), metadata, own[-1]["why"]
+                ) from error
+
+    async def _upload(self, frames, wary):
         call = self.stub.Upload(timeout=SECONDS)
         ended = asyncio.ensure_future(call.code())
         # it has ended the call
