@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import LocalError
+from ..files import packages
 from ..files.documents import Strict, validate
 from .baselines.apfl import APFL
 from .baselines.clustered import ClusteredFL
@@ -49,9 +50,6 @@ from .methods.fedssa.method import FedSSA
 from .methods.local import Local
 from .methods.pfedsim import PFedSim
 from .methods.ppfl.method import PPFL
-
-# Part of the interface with other packages: their pyproject.toml names it.
-GROUP = "staddle.methods"  # of entry points
 
 METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
@@ -93,7 +91,7 @@ def names() -> list[str]:
 
     Installed packages are listed, and not imported.
     """
-    return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*METHODS, *(entry.name for entry in entry_points(group=packages.METHODS))})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
@@ -105,13 +103,13 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
         return METHODS[name]
-    found = _entries(name)
+    found = packages.entries(packages.METHODS, name)
     if not found:
         raise LocalError(f"{origin}: unknown method {name!r}; {_hint(name)}")
     if len(found) > 1:
-        packages = " and ".join(sorted(map(_package, found)))
+        owners = " and ".join(sorted(map(packages.shown, found)))
         raise LocalError(
-            f"{origin}: method {name!r} is in {packages}, which are installed here; uninstall all"
+            f"{origin}: method {name!r} is in {owners}, which are installed here; uninstall all"
             " but one"
         )
     return _installed(found[0], origin)
@@ -121,11 +119,7 @@ def package_of(name: str) -> str:
     """The package, with its version, that a method comes from; empty where it is Staddle's own."""
     if name in METHODS:
         return ""
-    return next(map(_package, _entries(name)), "")
-
-
-def _entries(name: str) -> list[EntryPoint]:
-    return [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    return next(map(packages.shown, packages.entries(packages.METHODS, name)), "")
 
 
 def _hint(name: str) -> str:
@@ -137,9 +131,8 @@ def _hint(name: str) -> str:
 
 
 def _installed(entry: EntryPoint, origin: str) -> type[Method]:
-    where = (
-        f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
-    )
+    owner = packages.shown(entry)
+    where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {owner}"
     try:
         found = entry.load()
     # Another project's code: an error in its import must name the package.
@@ -169,10 +162,6 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
             f"{where}, lacks {', '.join(lacking)}; implement what the contract asks for"
         )
     return found
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
 
 
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:

@@ -33,11 +33,12 @@ or penalty that is built separately for each silo is right too, but then silos t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import LocalError
 from ..files.documents import Strict
 from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
@@ -62,6 +63,14 @@ METRICS = Part(
 )
 
 
+class Build(Protocol):
+    """Makes the job's model by part."""
+
+    def __call__(self, prefix: str = "") -> dict[str, nn.Module]:
+        """The parts, freshly initialised; another ``prefix`` gives other values."""
+        ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """The public facts of a job that both halves know.
@@ -83,7 +92,7 @@ class Setting:
     epochs: int
     optimiser: Optimiser
     seed: Seed
-    build: Callable[[], dict[str, nn.Module]]
+    build: Build
     sketch: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
     buffers: Literal["local", "global"]
@@ -371,13 +380,20 @@ class Method(ABC):
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
 
-    def spec_of(self, part: str, name: str) -> TensorSpec:
-        """The spec of one parameter of a part.
+    def header_rows(self, bias: bool = False) -> TensorSpec:
+        """The spec of a linear classifier's weight [classes, features], a row per class.
 
-        KeyError for a parameter that the part lacks, or a buffer that does not cross.
+        LocalError where the classifier is anything else; with ``bias`` it must have one.
         """
-        named = {spec.name: spec for spec in self.template[part]}
-        return named[name]
+        named = {spec.name: spec for spec in self.template["classifier"]}
+        rows, wanted = named.get("weight"), {"weight", "bias"} if bias else {"weight"}
+        if rows is None or len(rows.shape) != 2 or not wanted <= named.keys() <= {"weight", "bias"}:
+            raise LocalError(
+                f"{self.name} needs a linear classifier with {' and '.join(sorted(wanted))}, the"
+                f" model's has {', '.join(named) or 'no parameters'}; name one Linear layer in"
+                " model.head, or choose another model"
+            )
+        return rows
 
     def _named_specs(self, parts: Iterable[str]) -> Iterator[tuple[str, str, TensorSpec]]:
         """Name ``part.parameter``, part and spec of all parameters of the named parts."""

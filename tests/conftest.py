@@ -24,6 +24,10 @@ require_tls13()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
+# What stands in for installed packages of other projects, here and in the processes of tests.
+OTHERS = str(Path(__file__).parent / "packages")
+sys.path.append(OTHERS)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (OTHERS, os.environ.get("PYTHONPATH"))))
 
 from federation.fork_server import ForkServer  # noqa: E402
 

@@ -93,7 +93,7 @@ class FedAS(Method):
         self.weighted = Part(
             "weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace)
         )
-        weight = self.spec_of("classifier", "weight")
+        weight = self.header_rows()
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
         # Per-record gradients in memory at a time: each has as many numbers as the model.
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)

@@ -11,8 +11,8 @@ normalization", ICLR 2021, arXiv:2102.07623, Algorithm 1. With the layers l of t
 
 Where this differs from the paper:
 - Its silos take all part in each round and count alike; here a cohort does, weighted by samples.
-- Its norm is batch norm. Under ``model.norm = "group"`` the scales and shifts of group norm stay in
-  the same way, so that the method can be private; it has no running statistics.
+- Its norm is batch norm. The scales and shifts of group, layer and instance norm stay in the same
+  way. With ``model.norm = "group"``, which has no running statistics, the method can be private.
 
 Wire list: ``model`` (whole model without its norm layers, Sum weighted by samples) up and down in
 every round. Of norm layers neither weight nor bias nor running statistics ever leave. A model
@@ -22,6 +22,7 @@ with the norm layers that it trained last.
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ...errors import LocalError
 from ...files.documents import Strict
@@ -30,7 +31,7 @@ from ..exchange.parts import Contribution, Kind, Part, Sum, picked
 from ..method import Method, Setting
 
 MODEL = ("extractor", "classifier")
-NORMS = (_BatchNorm, nn.GroupNorm)
+NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 class FedBN(Method):

@@ -129,7 +129,7 @@ class FedPAC(Method):
                 " compared and no classifier is mixed; raise participation or min_cohort so that 2"
                 " are drawn"
             )
-        weight = self.spec_of("classifier", "weight")
+        weight = self.header_rows()
         classes, self.width = weight.shape
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         rows = TensorSpec("mean", weight.dtype, (classes, self.width))

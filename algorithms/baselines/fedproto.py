@@ -111,7 +111,7 @@ class FedProto(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        weight = self.spec_of("classifier", "weight")
+        weight = self.header_rows()
         width = weight.shape[1]  # d
         check_extractors(self.name, self.options.extractors, setting, width)
         # An extractor without parameters gives the records themselves, and their means would leave.

@@ -79,8 +79,10 @@ class LGFedAvg(Method):
                 f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot"
                 " cross; write layers = 1, or leave extractors out"
             )
-        header = {spec.name: spec for spec in self.template["classifier"]}
-        check_extractors("lg-fedavg", self.options.extractors, setting, header["weight"].shape[1])
+        # Any model will do where all silos have the job's.
+        if self.options.extractors:
+            width = self.header_rows().shape[1]
+            check_extractors("lg-fedavg", self.options.extractors, setting, width)
         # A tensor crosses with its layer, which it is named for.
         crossing = set(chain.from_iterable(layers[-own:]))
         specs = [

@@ -100,14 +100,9 @@ class PFedFDA(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        header = {spec.name: spec for spec in self.template["classifier"]}
         # Eq. 1 sets the classifier: one weight row and one bias per class.
-        if header.keys() != {"weight", "bias"}:
-            raise LocalError(
-                "pfedfda needs a linear classifier with weight and bias, the model has"
-                f" {sorted(header)}"
-            )
-        rows, dtype = header["weight"].shape, header["weight"].dtype  # [C, d]
+        header = self.header_rows(bias=True)
+        rows, dtype = header.shape, header.dtype  # [C, d]
         self.dtype = DTYPES[dtype]
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         square = TensorSpec("covariance", dtype, (rows[1], rows[1]))

@@ -31,10 +31,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, filterfalse
 from math import floor
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,12 +45,16 @@ from pydantic import BeforeValidator, Field
 
 from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
+from ...files.packages import METHODS as METHOD_GROUP
+from ...files.packages import MODELS as MODEL_GROUP
+from ...files.packages import Package, package
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course, Optimiser
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Mix, Part
 from ..method import METRICS, Method, Setting, specs_of_buffers
-from ..models.build import ModelOptions, build, input_shape, sketch
+from ..models.build import ModelOptions, build, has_batch_norm, input_shape, sketch, started
+from ..models.registry import NETWORKS
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
@@ -57,7 +62,7 @@ from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .lr_schedule import Schedule, paced
 from .privacy_table import PrivacyTable
-from .schema import explain_difference, method_digest, model_digest, phases, plain
+from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
 from .security import (
     Name,
     SecurityTable,
@@ -74,7 +79,7 @@ LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
 # Keys of a document that are computed from the others by the installed code.
-DERIVED = ("schema", "method_digest", "model_digest")
+DERIVED = ("schema", "method_digest", "model_digest", "start", "packages")
 
 
 Whole = Annotated[int, Field(strict=True)]
@@ -161,7 +166,7 @@ class JobFile(JobSettings):
         # Rules that concern several keys; pydantic has checked each key on its own.
         # Each name's count minus one: what is left was named more than once.
         twice = sorted(Counter(self.silos) - Counter(set(self.silos)))
-        batch_norm = self.model.norm == "batch"
+        batch_norm = has_batch_norm(self.model)
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
         # No round could ever have that many silos.
@@ -173,14 +178,14 @@ class JobFile(JobSettings):
         # (record_checks.py).
         if batch_norm and self.training.batch_size == 1:
             raise ValueError(
-                'model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or'
-                " more"
+                "a model with batch norm cannot train with training.batch_size = 1; raise it to 2"
+                " or more"
             )
         # Clipping cannot bound how one record moves the gradients of others.
         if batch_norm and self.privacy is not None:
             raise ValueError(
-                '[privacy] with model.norm = "batch", with which each record moves the gradients of'
-                ' others; choose norm = "group", or a model without normalisation'
+                "[privacy] with batch norm, with which each record moves the gradients of others;"
+                ' choose norm = "group", or a model without batch norm'
             )
         return self
 
@@ -264,6 +269,9 @@ class Job:
 
         # A silo recomputes the schema by its own code: what it does not compute must not cross.
         computed = job.document()
+        # Other releases are no fault if they make the same values.
+        if same_start(computed, document):
+            computed = {**computed, "start": document["start"]}
         if computed != document:
             why = explain_difference(document, computed, job.method_name, job.model.name)
             raise LocalError(f"{origin}: {why}")
@@ -282,7 +290,28 @@ class Job:
             "schema": schema,
             "method_digest": method_digest(self._method, schema),
             "model_digest": model_digest(self.model, self._method),
+            **self._start,
+            **self._code,
         }
+
+    @cached_property
+    def packages(self) -> tuple[Package, ...]:
+        """Installed packages whose code the job runs, by name; Staddle and torchvision excepted."""
+        named = ((METHOD_GROUP, self.method_name), (MODEL_GROUP, self.model.name))
+        own = {self.method_name} & METHODS.keys() | {self.model.name} & NETWORKS.keys()
+        found = (package(group, name) for group, name in named if name not in own)
+        return tuple(sorted(set(filter(None, found)), key=attrgetter("name")))
+
+    @property
+    def _code(self) -> dict[str, Any]:
+        """The entry on packages; nothing where all code is Staddle's own."""
+        return {"packages": list(map(asdict, self.packages))} if self.packages else {}
+
+    @cached_property
+    def _start(self) -> dict[str, Any]:
+        """The entry on initial values that only releases of other code decide; else nothing."""
+        found = started(self.model, self.root)
+        return {"start": found} if found else {}
 
     def _written(self) -> dict[str, Any]:
         """The document without its derived keys."""
@@ -472,7 +501,7 @@ class Job:
             self.training.optimiser,
             self.root,
             # Functions, so that a model is built only where its values are needed.
-            lambda: build(self.model, self.root),
+            lambda prefix="": build(self.model, self.root, prefix),
             lambda: sketch(self.model),
             self.cohort,
             self.model.buffers,

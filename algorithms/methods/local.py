@@ -40,8 +40,10 @@ class Local(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        header = {spec.name: spec for spec in self.template["classifier"]}
-        check_extractors("local", self.options.extractors, setting, header["weight"].shape[1])
+        # Any model will do where all silos have the job's.
+        if self.options.extractors:
+            width = self.header_rows().shape[1]
+            check_extractors("local", self.options.extractors, setting, width)
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """No part: only metrics leave a silo."""

@@ -4,28 +4,38 @@ They are equal at every silo before the first round.
 
 Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in),
 1/sqrt(fan_in)) from the job's own streams, so neither the torch release nor its global generator
-changes them, nor are they changed by us.
+changes them, nor are they changed by us. Models from outside the table (foreign.py) may have other
+layers: these begin by their own ``reset_parameters``, or as the model's code made them, under a
+generator that the job's streams seed. Releases can change these values, so the signed job has a
+digest of them (``start_digest``).
 """
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import LocalError
-from ...files.documents import Strict, closest
+from ...files.documents import Strict, canonical_json, closest
 from ..numerics.streams import Seed, stream, uniform
+from ..numerics.torch_draws import drawing
+from . import foreign
 from .class_names import names_fault
+from .foreign import DEFAULT_INPUT, TORCHVISION, Foreign
 from .registry import NETWORKS, Norm, Shape
 
 # raised when a model of this file, or what it begins with, changes: it enters the job's model
 # digest
 MODEL_VERSION = 2
+FOREIGN = ("head", "options")  # fields of models from outside the table
 
 # parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
 LARGEST_MODEL = 2**28
@@ -41,6 +51,14 @@ class ModelOptions(Strict):
     """
 
     name: str
+    """Of the table, ``torchvision:…``, or of an installed package (foreign.py)."""
+    head: tuple[str, ...] | None = None
+    """Submodules of a model from outside the table that become the part ``classifier``."""
+    options: dict[str, bool | int | float | str] | None = None
+    """Further arguments of such a model's builder.
+
+    In a document a decimal is ``{"decimal": "0.5"}``, which no text can be taken for.
+    """
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
     norm: Norm = "none"
     buffers: Literal["local", "global"] = "local"
@@ -51,22 +69,59 @@ class ModelOptions(Strict):
     @pydantic.field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in NETWORKS:
-            near = closest(name, NETWORKS)
+        if name in NETWORKS or name.startswith(TORCHVISION):
+            return name
+        known = [*NETWORKS, *foreign.names()]
+        if name not in known:
+            near = closest(name, known)
             hint = f"did you mean {near!r}? " if near else ""
-            raise ValueError(f"no such model; {hint}known: {', '.join(NETWORKS)}")
+            raise ValueError(
+                f"no such model; {hint}known: {', '.join(known)}, and torchvision:NAME of"
+                " torchvision.models"
+            )
         return name
+
+    @pydantic.field_validator("head", mode="before")
+    @classmethod
+    def _one_or_several(cls, head: object) -> object:
+        return (head,) if isinstance(head, str) else head
+
+    @pydantic.field_validator("options", mode="before")
+    @classmethod
+    def _decimals(cls, options: object) -> object:
+        if not isinstance(options, Mapping):
+            return options
+        read: dict[str, object] = {}
+        for name, value in options.items():
+            match value:
+                case {"decimal": str(text), **rest} if not rest:
+                    read[name] = float(text)
+                case float() if not isfinite(value):
+                    raise ValueError(f"{name} = {value}; give a finite number")
+                case _:
+                    read[name] = value
+        # One spelling of none.
+        return read or None
+
+    @pydantic.model_serializer(mode="wrap")
+    def _written(self, serialise: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the keys that a model of the table has not: its jobs keep their digests."""
+        written: dict[str, Any] = serialise(self)
+        if self.name in NETWORKS:
+            return {key: value for key, value in written.items() if key not in FOREIGN}
+        written["options"] = {
+            name: {"decimal": repr(value)} if isinstance(value, float) else value
+            for name, value in (self.options or {}).items()
+        }
+        return written
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "ModelOptions":
         # Size comes last: a network can be sketched only with an input and a norm that fit.
-        network = NETWORKS[self.name]
-        if fault := network.fault(input_shape(self)):
-            raise ValueError(f"{self.name} {fault}; choose another model or model.input")
-        if self.norm not in network.norms:
-            raise ValueError(
-                f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
-            )
+        if self.name in NETWORKS:
+            self._fits_table()
+        elif self.norm != "none":
+            raise ValueError(f"model {self.name!r} has the norm of its own code; leave norm out")
         # A job names the size, and a silo must not run out of memory by building the model.
         # A sketch has all shapes, and takes no memory.
         modules = _sketched(self).values()
@@ -85,6 +140,20 @@ class ModelOptions(Strict):
             )
         return self
 
+    def _fits_table(self) -> None:
+        network = NETWORKS[self.name]
+        if self.head or self.options:
+            raise ValueError(
+                f"model {self.name!r} is of Staddle's own table, whose head and options are known;"
+                " leave model.head and model.options out"
+            )
+        if fault := network.fault(input_shape(self)):
+            raise ValueError(f"{self.name} {fault}; choose another model or model.input")
+        if self.norm not in network.norms:
+            raise ValueError(
+                f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
+            )
+
     class_names: tuple[str, ...] | None = None
     """Meanings of the labels 0, 1, …; a silo whose data file says otherwise declines the job."""
 
@@ -100,7 +169,18 @@ def input_shape(options: ModelOptions) -> Shape:
 
     It is the job's, or else the architecture's default.
     """
-    return options.input or NETWORKS[options.name].default_input
+    if options.input is not None:
+        return options.input
+    # Models of installed packages have no default: theirs is that of torchvision's classifiers.
+    return NETWORKS[options.name].default_input if options.name in NETWORKS else DEFAULT_INPUT
+
+
+def wanted(options: ModelOptions) -> Foreign | None:
+    """The model from outside the table that a job asks for; None for one of the table."""
+    if options.name in NETWORKS:
+        return None
+    further = tuple(sorted((options.options or {}).items()))
+    return Foreign(options.name, input_shape(options), options.classes, options.head or (), further)
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:
@@ -108,11 +188,15 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 
     They are on torch's device "meta", and have only names, shapes and dtypes.
     """
-    return {part: _twin(module) for part, module in _sketched(options).items()}
+    copied = _twin if options.name in NETWORKS else copy.deepcopy
+    return {part: copied(module) for part, module in _sketched(options).items()}
 
 
 def _sketched(options: ModelOptions) -> dict[str, nn.Module]:
     """The kept modules, which nobody may change."""
+    outside = wanted(options)
+    if outside is not None:
+        return _checked(outside, torch.get_default_dtype())
     asked = options.name, input_shape(options), options.classes, options.norm
     return _laid_out(*asked, torch.get_default_dtype())
 
@@ -127,6 +211,23 @@ def _laid_out(
     """
     with torch.device("meta"):  # construction draws nothing from torch's generator
         return NETWORKS[name].build(shape, classes, norm)
+
+
+@lru_cache(maxsize=16)
+def _checked(outside: Foreign, _: torch.dtype) -> dict[str, nn.Module]:
+    """Like ``_laid_out``, for a model from outside the table; ValueError where it does not fit."""
+    return foreign.check(outside)
+
+
+def has_batch_norm(options: ModelOptions) -> bool:
+    """True if a record's output depends, in training, on the other records of its batch."""
+    layers = (layer for module in _sketched(options).values() for layer in module.modules())
+    return any(isinstance(layer, _BatchNorm) for layer in layers)
+
+
+def draws_randomly(options: ModelOptions) -> bool:
+    """True if training the model takes random numbers, as dropout does."""
+    return foreign.draws_randomly(_sketched(options))
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -151,15 +252,63 @@ def _twin(module: nn.Module) -> nn.Module:
     return made
 
 
-def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
+def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.Module]:
     """A freshly initialised model by part.
 
-    The same options and seed give the same bits everywhere. Values are float32.
+    Streams are named by ``prefix`` and the part, so another prefix gives other values.
+
+    The same options and seed give the same bits everywhere; for a model from outside the table,
+    everywhere where ``start_digest`` is the same. Values are float32.
     """
     parts = sketch(options)
-    for part, module in parts.items():
-        fill(module, seed, part)
-    return parts
+    outside = wanted(options)
+    on_meta = torch.get_default_device().type == "meta"
+    if outside is None or on_meta:
+        for part, module in parts.items():
+            fill(module, seed, prefix + part)
+        return parts
+
+    whole = foreign.construct(outside, seed, prefix)
+    made = foreign.split(whole, outside.name, outside.head)
+    for part, module in made.items():
+        setattr(module, foreign.DRAWS, foreign.draws_randomly({part: parts[part]}))
+        initialise(module, seed, prefix + part, made=True)
+    return made
+
+
+@lru_cache(maxsize=16)
+def _start(options: str, seed: Seed) -> str:
+    parts = build(ModelOptions.model_validate_json(options), seed)
+    digest = hashlib.sha256()
+    for part, module in sorted(parts.items()):
+        for name, tensor in sorted(module.state_dict().items()):
+            header = [part, name, str(tensor.dtype), list(tensor.shape)]
+            digest.update(canonical_json(header))
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def start_digest(options: ModelOptions, seed: Seed) -> str:
+    """SHA-256 in hex of a model's initial values; empty for one of the table.
+
+    For each tensor of ``state_dict``, by part and name in order: canonical JSON of part, name,
+    dtype and shape, then its bytes. Values of the table follow from the definition of the job's
+    streams, and need none.
+    """
+    if wanted(options) is None:
+        return ""
+    with torch.device("cpu"):
+        return _start(options.model_dump_json(), seed)
+
+
+def started(options: ModelOptions, seed: Seed) -> dict[str, Any]:
+    """A job document's entry on initial values: their digest, and the releases that made them.
+
+    Empty for a model of the table.
+    """
+    if not (digest := start_digest(options, seed)):
+        return {}
+    return {"sha256": digest, "made_with": foreign.releases_of(options.name)}
 
 
 def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
@@ -179,32 +328,33 @@ def _empty(sketched: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
+def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False) -> None:
     """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``.
 
-    Norms start as identities.
+    Norms start as identities. Other layers begin by their own ``reset_parameters`` under a
+    generator seeded from these streams. Tensors that no layer can reset keep the values that the
+    model's code ``made``; LocalError where it made none.
     """
     # The order does not matter, since each tensor has its own stream.
     for name, leaf in module.named_modules():
         own = (*leaf.parameters(recurse=False), *leaf.buffers(recurse=False))
         if not own:
             continue
-        # Its own tensors would be drawn by no rule of this function.
-        if any(True for _ in leaf.children()):
-            raise LocalError(
-                f"model: {type(leaf).__name__} {name!r} holds tensors next to its submodules"
-            )
+        path = ".".join(filter(None, (prefix, name)))
+        resets = getattr(leaf, "reset_parameters", None)
         # ``_draw`` takes an embedding's width as its fan_in.
         if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
-            path = ".".join(filter(None, (prefix, name)))
             _draw(leaf, seed, path)
         elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             # weight 1, bias 0, running mean 0, running variance 1: nothing random
             leaf.reset_parameters()
-        else:
+        elif callable(resets):
+            with drawing(stream(seed, "", 0, f"init/{path}")):
+                resets()
+        elif not made:
             raise LocalError(
-                f"model: no initialisation is defined for {type(leaf).__name__} {name!r}; add it"
-                " here"
+                f"model: {type(leaf).__name__} {name!r} holds tensors that no rule initialises;"
+                " put them into layers with reset_parameters"
             )
 
 
@@ -217,3 +367,6 @@ def _draw(layer: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, path: str) ->
         rng = stream(seed, "", 0, f"init/{full_name}")
         values = uniform(rng, tensor.shape, -bound, bound)
         tensor.copy_(torch.from_numpy(values))
+    # Padding stands for nothing: its row is zero, and torch never moves it.
+    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+        layer.weight[layer.padding_idx] = 0

@@ -6,7 +6,9 @@ outlives a stage.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import ceil, isfinite
 from typing import Protocol, TypeAlias
@@ -21,8 +23,10 @@ from ...errors import CancelledError, LocalError
 from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batch_of, in_calls
 from ..method import Method
+from ..models.foreign import draws_randomly
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
+from ..numerics.torch_draws import drawing
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
 
@@ -306,11 +310,13 @@ def train(
     way: Stepper = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[], None] = lambda: None,
+    draws: np.random.Generator | None = None,
 ) -> float:
     """Run one stage in place and return the mean training loss of its last epoch.
 
-    Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss
-    is not finite.
+    ``draws`` seeds torch's generators step by step, for modules that take random numbers. Raises
+    CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not
+    finite.
     """
     check_trains(modules, stage)
 
@@ -321,6 +327,7 @@ def train(
         # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
+    drawn = _layers_draws(modules, draws)
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
@@ -329,7 +336,8 @@ def train(
         for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            step_losses.append(step(*batch_of(data, index, device)))
+            with drawn():
+                step_losses.append(step(*batch_of(data, index, device)))
             progress()
 
         # Reading a loss waits for the GPU, so all losses of an epoch are read at once.
@@ -340,6 +348,17 @@ def train(
     for module in modules.values():
         module.eval()
     return mean
+
+
+def _layers_draws(
+    modules: Modules, draws: np.random.Generator | None
+) -> Callable[[], AbstractContextManager[None]]:
+    """The context of each step, in which layers that take random numbers draw by ``draws``."""
+    if not draws_randomly(modules):
+        return nullcontext
+    if draws is None:
+        raise LocalError("layers that draw need a stream to draw by; this is a bug in Staddle")
+    return partial(drawing, draws)
 
 
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:

@@ -5,7 +5,8 @@ simulation gave, on one machine type at one thread. A round of a private job tak
 what it does otherwise at each place is private_round.py's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
 from ..method import METRICS, Method
+from ..models.build import wanted
 from ..models.functional import mapped
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
@@ -129,30 +131,24 @@ def local_round(
     for step in course:
         if isinstance(step, Stage):
             total += step.epochs * side.way(step).steps(step, len(train_data), size)
-    counter, loss = _Counter(progress, total), None
+    counter, loss, where = _Counter(progress, total), None, f"round {round_} at silo {client!r}"
     for number, stage in enumerate(course):
-        match stage:
-            case Survey():
-                side.survey(stage, modules, train_data)
-            case Change(change):
-                # The modules take the values that the change has made.
-                state = change(to_state(modules, state), side.facts)
-                load_values(modules, state, device)
-            case Stage():
-                # Each stage has its own stream, so two stages do not draw the same batches.
-                rng = stage_stream(method, job, client, round_, number)
-                where = f"round {round_} at silo {client!r}"
-                loss = _trained(
-                    side,
-                    stage,
-                    handed(modules, stage),
-                    train_data,
-                    size,
-                    rng,
-                    where,
-                    cancelled,
-                    counter,
-                )
+        with _model_named(method, job, where):
+            match stage:
+                case Survey():
+                    side.survey(stage, modules, train_data)
+                case Change(change):
+                    # The modules take the values that the change has made.
+                    state = change(to_state(modules, state), side.facts)
+                    load_values(modules, state, device)
+                case Stage():
+                    # Each stage has its own stream, so two stages do not draw the same batches.
+                    rng = stage_stream(method, job, client, round_, number)
+                    draws = stage_stream(method, job, client, round_, number, "draw")
+                    own = handed(modules, stage)
+                    loss = _trained(
+                        side, stage, own, train_data, size, rng, where, cancelled, counter, draws
+                    )
 
     # The step is kept with the state: later deliveries are measured by it.
     trained = side.keep(to_state(modules, state))
@@ -170,6 +166,29 @@ def local_round(
     )
 
 
+@contextmanager
+def _model_named(method: Method, job: Job, where: str) -> Iterator[None]:
+    """LocalError where torch cannot do with the layers of a model what the method asks of them.
+
+    Such as a derivative of a derivative, or gradients record by record.
+    """
+    try:
+        yield
+    # It is a RuntimeError too, and says more.
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        # The table's models work with every method, so this would be a bug of ours.
+        if wanted(job.model) is None:
+            raise
+        # torch's further lines are for its own developers.
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise LocalError(
+            f"{where}: method {method.name!r} cannot train model {job.model.name!r}: {why};"
+            " choose another method or model"
+        ) from error
+
+
 def _trained(
     side: Side,
     stage: Stage,
@@ -180,12 +199,15 @@ def _trained(
     where: str,
     cancelled: Callable[[], bool],
     count: Callable[[], None],
+    draws: np.random.Generator,
 ) -> float:
     """Train the modules that one stage reaches, in place; returns its loss."""
     # DP-SGD adds no noise to running statistics, so a private round must see which moved.
     before = _buffers(modules)
     try:
-        loss = train(modules, stage, data, batch_size, rng, side.way(stage), cancelled, count)
+        loss = train(
+            modules, stage, data, batch_size, rng, side.way(stage), cancelled, count, draws
+        )
     # The caller tells these two apart by their class, so they pass unchanged.
     except (CancelledError, ExhaustedError):
         raise
@@ -196,14 +218,14 @@ def _trained(
 
 
 def stage_stream(
-    method: Method, job: Job, client: str, round_: int, number: int
+    method: Method, job: Job, client: str, round_: int, number: int, what: str = "train"
 ) -> np.random.Generator:
-    """The generator that shuffles the batches of one stage of a round.
+    """The generator that shuffles the batches of one stage of a round, or that dropout draws by.
 
     It depends on the job's root, the silo, the round and the stage, so a retry draws the same
     batches.
     """
-    return stream(job.root, client, method.stream_round(round_), f"train/{number}")
+    return stream(job.root, client, method.stream_round(round_), f"{what}/{number}")
 
 
 def _side(

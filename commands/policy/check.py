@@ -74,7 +74,9 @@ def check(
     found, members, silo = _sources(config, policy, roster, dataset)
     try:
         # The agent's checks of an offered job, in its order.
-        job, signer = checks.read_job(read_bytes(signed_job), members, str(signed_job))
+        job, signer = checks.read_job(
+            read_bytes(signed_job), members, str(signed_job), found.file.packages
+        )
         # Only a configuration says which silo this is.
         if silo:
             checks.check_member(job, silo, members)

@@ -3,6 +3,7 @@
 A person reads and tightens it.
 """
 
+import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -137,6 +138,11 @@ def new(
             " whichever silos are left, and over many rounds such sums reveal single contributions;"
             ' if you accept that, remove the # from the line dropouts = "any"'
         )
+    if names := ", ".join(repr(job.name) for job in jobs if job.packages):
+        printer.show(
+            f"{out}: as written, this policy declines {names}. These jobs run code of packages that"
+            " are not Staddle's; if you trust it, remove the # from the line that begins packages ="
+        )
     if names := trusting_jobs(jobs):
         printer.show(
             f"{out}: as written, this policy declines {names}. These jobs are safe only if none of"
@@ -228,6 +234,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
             " --config SILO.toml"
         ),
         "version = 1",
+        *_code(jobs, trust=trust),
         "",
         "[limits]",
         *_comment(
@@ -336,6 +343,23 @@ def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
         " such jobs; to accept them, remove the # from the line below."
     )
     return _decision(why, keep, decide, f'trust = "{TRUSTED}"', trust=trust)
+
+
+def _code(jobs: Sequence[Job], *, trust: bool) -> list[str]:
+    """The line for jobs that run code of other packages."""
+    names = sorted({package.name for job in jobs for package in job.packages})
+    if not names:
+        return []
+    why = (
+        f"These jobs run code of the installed packages {', '.join(names)}, which can do whatever"
+        " this program can do."
+    )
+    keep = "Keep this line only if you trust that code."
+    decide = (
+        "Only you can decide whether to trust it. As written, this policy declines such jobs; to"
+        " accept them, read the code and remove the # from the line below."
+    )
+    return _decision(why, keep, decide, f"packages = {json.dumps(names)}", trust=trust)
 
 
 def _decision(why: str, keep: str, decide: str, line: str, *, trust: bool) -> list[str]:

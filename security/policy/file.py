@@ -3,6 +3,7 @@
 ::
 
     version = 1
+    packages = ["lung-models"]      # installed packages whose code jobs may run; left out: none
 
     [limits]
     max_bytes_per_round = "512MiB"
@@ -119,6 +120,8 @@ def _decimal(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(strict=True, ge=0)]
 Real = Annotated[Decimal, BeforeValidator(_decimal)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+# of a Python distribution, as its metadata have it
+PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]
 DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Glob = Annotated[str, AfterValidator(check_glob)]
 Some = Field(min_length=1)
@@ -252,6 +255,7 @@ class PolicyFile(Strict):
     allow: tuple[AllowRule, ...] = ()
     secure_aggregation: SecureAggregation = SecureAggregation()
     dataset: dict[DatasetName, BudgetTable] = Field(default_factory=dict)
+    packages: tuple[PackageName, ...] = ()
 
     @model_validator(mode="after")
     def _unique(self) -> Self:

@@ -23,6 +23,7 @@ import torch
 from ... import log
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.cuda_graphs import way_on
+from ...algorithms.models.build import draws_randomly
 from ...algorithms.numerics.devices import CPU, Precision, check_precision, find
 from ...algorithms.training.loop import PLAIN, Stepper
 from ...errors import LocalError, StaddleError
@@ -132,7 +133,9 @@ class TrainingDevice:
         if self._held is None or self._held[0] is not admitted:
             self._held = None  # first: it makes room
             # a new one: its memory is that of one job
-            way = way_on(self._device, self._precision, graphs=self._graphs)
+            # A recorded step would draw the same random numbers each time it is replayed.
+            graphs = self._graphs and not draws_randomly(admitted.job.model)
+            way = way_on(self._device, self._precision, graphs=graphs)
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
 

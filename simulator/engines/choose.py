@@ -17,6 +17,7 @@ from ...algorithms.engines.engine import Engine, Records, Serial
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.engines.vmap_engine import Stacked
 from ...algorithms.job.job import Job
+from ...algorithms.models.build import draws_randomly
 from ...algorithms.numerics.devices import Precision, check_precision, find, gibibytes
 from ...errors import LocalError
 from .device import Device
@@ -130,9 +131,10 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
     check_precision(cuda, precision)
 
     def engine(job: Job) -> Engine:
-        # --one-by-one.
-        if not gpu.stacked:
-            way = way_on(cuda, precision, graphs=gpu.graphs)
+        # Layers would draw other numbers if silos were stacked, and the same in each replayed step.
+        draws = draws_randomly(job.model)
+        if draws or not gpu.stacked:
+            way = way_on(cuda, precision, graphs=gpu.graphs and not draws)
             return Serial(job, records, device=cuda, way=way)
         recorder: Graphs | AsItIs = AsItIs()
         # Replaying a recorded step costs less than launching its many small kernels.

@@ -7,7 +7,6 @@ import sys
 import pytest
 from support.refusals import refused
 
-from staddle.algorithms import catalog
 from staddle.algorithms.catalog import METHODS, method_class, method_options, names
 from staddle.algorithms.job.job import Job
 
@@ -126,7 +125,6 @@ def test_the_nearest_name_is_suggested(installed):
     installed("some_methods", foreign="Foreign")
     with refused(r"unknown method 'foreing'; did you mean 'foreign'\?"):
         method_class("foreing")
-    assert catalog.GROUP == "staddle.methods"
 
 
 def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):

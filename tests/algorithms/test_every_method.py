@@ -141,6 +141,40 @@ def make(name, **fields):
     return Job.from_file(JobFile.model_validate(document), "job.toml")
 
 
+# A recurrent layer, attention, dropout, and a parameter that no layer resets.
+OUTSIDE = {"name": "mixed", "head": "fc", "input": [1, 8, 8], "options": {"dropout": 0.1}}
+# what torch cannot do with its layers, or what it has not
+CANNOT = {
+    "fedaims": "supervises the blocks of a model, and the job's model has none",
+    "fedas": r"round 0 at silo 'a': method 'fedas' cannot train model 'mixed': .*; choose another",
+    "per-fedavg": "cannot train model 'mixed': Trying to use forward AD with .*; choose another",
+}
+
+
+@pytest.mark.parametrize("name", sorted(CANNOT))
+def test_says_what_it_cannot_do_with_a_model_from_outside_the_table(name):
+    with refused(CANNOT[name]):
+        job = make(name, rounds=2, model={"classes": 3, **OUTSIDE})
+        simulate(job, banded_shards(job.silos))
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - CANNOT.keys()))
+def test_trains_a_model_from_outside_the_table(name):
+    """Dropout draws the same again, whatever else draws from torch's generator."""
+    job = make(name, rounds=2, model={"classes": 3, **OUTSIDE})
+    torch.manual_seed(1)
+    first = simulate(job, banded_shards(job.silos))
+    torch.manual_seed(2)
+    second = simulate(job, banded_shards(job.silos))
+    for silo in job.silos:
+        begun = job.method().modules(silo)
+        one, other = first.states[silo], second.states[silo]
+        assert one.flat.keys() == other.flat.keys()
+        assert all(torch.equal(one.flat[key], other.flat[key]) for key in one.flat)
+        assert all(tensor.isfinite().all() for tensor in one.flat.values())
+        assert not torch.equal(one.parts["extractor"]["scale"], begun["extractor"].scale)
+
+
 @cache
 def plain(name):
     job = make(name)

@@ -20,6 +20,7 @@ SILOS = ("north", "east", "south", "west")
 
 SUPERVISED = {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}
 ALWAYS = {"models": 2, "release_membership": "always"}
+DROPOUT = {"options": {"dropout": 0.25}}
 JOBS = (  # methods, and what their documents say else; three of four silos a round
     ("local", {}),
     ("fedavg", {"model": "cnn-digits"}),
@@ -30,6 +31,7 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("ppfl", {"options": {"models": 2, "lam": 0.0, "release_membership": "last"}}),
     ("ppfl", {"options": ALWAYS, "participation": 1.0}),
     ("fedaims", {"options": {"sampling": "algorithm2"}, "model": "convnet-digits"}),
+    ("fedper", {"model": {"name": "mixed", "head": "fc", "input": [1, 8, 8], **DROPOUT}}),
 )
 
 

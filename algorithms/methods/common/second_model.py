@@ -45,11 +45,11 @@ def with_other_model(
     The second model's initial values are drawn from streams under this prefix, and are equal at
     every silo.
     """
-    modules = setting.sketch()
-    if architecture:
-        modules = sketched(architecture, setting)
+    if not architecture:
+        modules = setting.build(f"{prefix}/{second}_")
+        return {**setting.build(), **dict(zip(names(second), modules.values(), strict=True))}
     # Under names of their own, which no wire list has.
-    own = dict(zip(names(second), modules.values(), strict=True))
+    own = dict(zip(names(second), sketched(architecture, setting).values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")
     return {**setting.build(), **own}

@@ -124,18 +124,13 @@ class FedSSA(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        header = {spec.name: spec for spec in self.template["classifier"]}
         # A row of the header is a weight row and its bias, so other layers have none.
-        if header.keys() != {"weight", "bias"}:
-            raise LocalError(
-                "fedssa needs a linear classifier with weight and bias, the model has"
-                f" {sorted(header)}"
-            )
-        classes, self.width = header["weight"].shape
+        header = self.header_rows(bias=True)
+        classes, self.width = header.shape
         check_extractors(self.name, self.options.extractors, setting, self.width)
         self._check_holders()
         rows, counts = (classes, self.width + 1), (classes,)
-        dtype = header["weight"].dtype
+        dtype = header.dtype
         row_spec = TensorSpec("rows", dtype, rows)
         # In float32, rounding errors would add up over the rounds.
         wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job

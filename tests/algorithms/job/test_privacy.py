@@ -149,7 +149,7 @@ def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
         ((("metrics_sigma = 30", "metrics_sigma = 0"),),
             "privacy.metrics_sigma = 0: give a value above 0"),
         ((*FEDAVG, ("classes = 10", 'classes = 10\nnorm = "batch"')),
-            r'\[privacy\] with model.norm = "batch", .* choose norm = "group"'),
+            r'\[privacy\] with batch norm, .* choose norm = "group"'),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_what_would(tmp_path, changes, said):

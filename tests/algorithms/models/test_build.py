@@ -176,9 +176,19 @@ class Odd(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
 
-@pytest.mark.parametrize(
-    "module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()]
-)
-def test_modules_without_a_defined_initialisation_are_refused(module):
-    with refused("model: "):
-        initialise(module, 0, "extractor")
+def test_a_module_whose_tensors_no_rule_fills_is_refused():
+    with refused("model: Odd '' holds tensors that no rule initialises; put them into layers"):
+        initialise(Odd(), 0, "extractor")
+
+
+@pytest.mark.parametrize("layer", [nn.Bilinear(1, 2, 3), nn.LSTM(2, 3), nn.Conv3d(1, 2, 3)])
+def test_a_layer_of_torchs_resets_itself_by_the_jobs_streams(layer):
+    """Each layer by a stream of its own, and torch's generator is left alone."""
+    before, found = torch.get_rng_state(), []
+    for seed, prefix in ((0, "extractor"), (0, "extractor"), (1, "extractor"), (0, "head")):
+        initialise(layer, seed, prefix)
+        found.append(torch.cat([tensor.flatten() for tensor in layer.parameters()]).clone())
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[3])

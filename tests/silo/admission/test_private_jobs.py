@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from support.private_jobs import private_job
 
-from staddle.algorithms import catalog
+from staddle.files import packages
 from staddle.silo.admission.private_jobs import advice
 
 
@@ -49,8 +49,8 @@ def test_a_method_of_another_package_is_said_to_be_trusted(made, monkeypatch):
     So whoever admits the job is told whose it is.
     """
     job = private_job(made)
-    entry = EntryPoint("softper", "softper:SoftPer", catalog.GROUP)
-    monkeypatch.setattr(catalog, "entry_points", lambda **_: [entry])
+    entry = EntryPoint("softper", "softper:SoftPer", packages.METHODS)
+    monkeypatch.setattr(packages, "entry_points", lambda **_: [entry])
     (said,) = advice(replace(job, method_name="softper"), 1000)
     assert said.startswith(
         "method 'softper' is code of the installed package unknown, not of Staddle"

@@ -6,6 +6,7 @@ import torch
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import Replaying
+from staddle.algorithms.models.build import ModelOptions
 from staddle.algorithms.numerics.devices import CPU
 from staddle.algorithms.training.loop import PLAIN, PlainStepper
 from staddle.errors import LocalError
@@ -13,9 +14,12 @@ from staddle.silo.training.trainer import TrainingDevice
 
 from ..conftest import records
 
+MIXED = {"name": "mixed", "classes": 3, "head": ["fc"], "input": [1, 8, 8]}
+PLAIN_MODEL = ModelOptions(name="cnn-digits", classes=3)
 
-def admitted(digest="a", privacy=None):
-    job = SimpleNamespace(digest=digest, name=f"job-{digest}", privacy=privacy)
+
+def admitted(digest="a", privacy=None, model=PLAIN_MODEL):
+    job = SimpleNamespace(digest=digest, name=f"job-{digest}", privacy=privacy, model=model)
     return SimpleNamespace(job=job, train=records(30), test=records(10))
 
 
@@ -68,6 +72,9 @@ def test_how_a_gpu_trains(gpu):
     assert (way._recorder, way._precision) == ("graphs on cuda:0", "bf16")
     way = TrainingDevice("cuda", graphs=False).of(admitted()).way
     assert (type(way), way._precision) == (PlainStepper, "float32")
+    dropping = ModelOptions(**MIXED, options={"dropout": 0.5})
+    way = TrainingDevice("cuda", "bf16").of(admitted(model=dropping)).way
+    assert (type(way), way._precision) == (PlainStepper, "bf16")  # no step is replayed
     with pytest.raises(LocalError, match=r"precision 'bf16' is for a GPU"):
         TrainingDevice("cpu", "bf16")
 

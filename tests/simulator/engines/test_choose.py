@@ -37,6 +37,7 @@ class Stacked:
 
 
 RECORDS = dict.fromkeys("abcde")
+JOB, DROPPING = (SimpleNamespace(model=SimpleNamespace(draws=draws)) for draws in (False, True))
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(engines, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(engines, "usable_cores", lambda: 4)
+    monkeypatch.setattr(engines, "draws_randomly", lambda model: model.draws)
 
     def gpus(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -73,9 +75,9 @@ def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, cou
     before = Crew.made
     with choose(RECORDS, device, workers) as found:
         assert Crew.made == before  # no process before there is a job
-        crew, job = found.engine("job")
+        crew, job = found.engine(JOB)
         assert found.engine("another") == (crew, "another")
-        assert (crew.count, job, crew.closed) == (count, "job", False)
+        assert (crew.count, job, crew.closed) == (count, JOB, False)
         assert (found.where, found.device) == (
             f"{count} worker processes with one thread each",
             "cpu",
@@ -87,7 +89,7 @@ def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, cou
 def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
     monkeypatch.setattr(engines, "Serial", lambda job, records: ("serial", job, records))
     with choose(RECORDS, "cpu", 1) as found:
-        assert found.engine("job") == ("serial", "job", RECORDS)
+        assert found.engine(JOB) == ("serial", JOB, RECORDS)
     machine(1)
     assert choose(RECORDS, "auto", 1).where == "this process, one thread"
 
@@ -96,12 +98,10 @@ def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
 def test_a_gpu_has_silos_stacked(machine, device, index):
     machine(2)
     found = choose(RECORDS, device)
-    engine = found.engine("job")
-    assert engine.made_with == ("job", RECORDS, f"cuda:{index}")
+    engine = found.engine(JOB)
+    assert engine.made_with == (JOB, RECORDS, f"cuda:{index}")
     assert (engine.recorder, engine.precision) == (f"graphs on cuda:{index}", "float32")
-    assert isinstance(
-        choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs
-    )
+    assert isinstance(choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine(JOB).recorder, AsItIs)
     assert found.where == f"GPU cuda:{index} (cuda:{index}), silos stacked"
     assert found.device == f"cuda (GPU cuda:{index}, 80 GiB)"
     found.close()
@@ -130,15 +130,24 @@ def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypa
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
     assert found.where == "GPU cuda:1 (cuda:1), silos one by one"
     assert found.device == "cuda (GPU cuda:1, 80 GiB), one by one"
-    *given, way = found.engine("job")
-    assert given == ["job", RECORDS, "cuda:1"]
+    *given, way = found.engine(JOB)
+    assert given == [JOB, RECORDS, "cuda:1"]
     assert isinstance(way, Replaying)
     assert (way._recorder, way._precision) == ("graphs on cuda:1", "float32")
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False, graphs=False, precision="tf32"))
     assert found.where == "GPU cuda:1 (cuda:1), silos one by one, tf32"
     assert found.device == "cuda (GPU cuda:1, 80 GiB), one by one, tf32"
-    way = found.engine("job")[-1]
+    way = found.engine(JOB)[-1]
     assert (type(way), way._precision) == (PlainStepper, "tf32")
+
+
+def test_silos_whose_layers_draw_train_one_by_one_and_no_step_is_replayed(machine, monkeypatch):
+    """Stacked they would draw other numbers, and a recorded step draws the same ones again."""
+    machine(2)
+    monkeypatch.setattr(engines, "Serial", lambda job, r, device, way: (job, r, str(device), way))
+    *given, way = choose(RECORDS, "cuda:1").engine(DROPPING)
+    assert given == [DROPPING, RECORDS, "cuda:1"]
+    assert (type(way), way._precision) == (PlainStepper, "float32")
 
 
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
@@ -146,7 +155,7 @@ def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(precision="bf16"))
     assert found.where == "GPU cuda:1 (cuda:1), silos stacked, bf16"
     assert found.device == "cuda (GPU cuda:1, 80 GiB), bf16"
-    assert found.engine("job").precision == "bf16"
+    assert found.engine(JOB).precision == "bf16"
     with refused(r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"):
         choose(RECORDS, "cuda:0", gpu=OnGpu(precision="tf32"))
 

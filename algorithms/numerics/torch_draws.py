@@ -1,0 +1,31 @@
+"""Random numbers that torch's own code draws: dropout, and layers' ``reset_parameters``.
+
+torch has one generator per device for the whole process. Such code draws from it only within
+``drawing``, from a seed of the job's streams, so that every engine draws the same.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+import numpy as np
+import torch
+
+from .streams import raw
+
+# Silos may train in one thread and build their models in another.
+GENERATOR = RLock()
+
+
+@contextmanager
+def drawing(stream: np.random.Generator) -> Iterator[None]:
+    """Within it torch's generators draw from a seed that is the next word of this stream.
+
+    Afterwards they continue as if nothing had been drawn. Other threads that draw by it wait, so
+    hold it briefly.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with GENERATOR, torch.random.fork_rng(devices=gpus):
+        # torch takes 64 bits; the upper 63 make a number that every one of its functions takes.
+        torch.manual_seed(int(raw(stream, 1)[0] >> np.uint64(1)))
+        yield

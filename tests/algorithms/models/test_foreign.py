@@ -1,0 +1,280 @@
+"""Models from outside the table: torchvision's, and those of the package in tests/packages."""
+
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from support.jobs import make_data, make_job, make_shards
+from support.refusals import refused
+from torch import nn
+
+from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.models import foreign
+from staddle.algorithms.models.build import (
+    ModelOptions,
+    build,
+    draws_randomly,
+    has_batch_norm,
+    initialise,
+    sketch,
+    start_digest,
+)
+from staddle.algorithms.models.torchvision_import import torchvision
+from staddle.algorithms.training.loop import train
+from staddle.files.documents import validate
+
+MIXED = {"name": "mixed", "classes": 3, "head": "fc", "input": [1, 8, 8]}
+
+
+def options(**changes):
+    return validate({**MIXED, **changes}, ModelOptions, "job.toml")
+
+
+def values(parts):
+    return {
+        f"{part}.{name}": tensor
+        for part, module in parts.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_its_parts_are_its_head_and_the_rest_under_the_modules_own_names():
+    parts = build(options(), 7)
+    whole = foreign.builder("mixed")((1, 8, 8), 3)
+    named = {name: f"classifier.{name.removeprefix('fc.')}" for name in ("fc.weight", "fc.bias")}
+    own = {named.get(name, f"extractor.{name}"): t for name, t in whole.state_dict().items()}
+    assert values(parts).keys() == own.keys()
+    # with the values of the parts, the whole module gives what they give
+    found = values(parts)
+    whole.load_state_dict(
+        {name: found[named.get(name, f"extractor.{name}")] for name in whole.state_dict()}
+    )
+    x = make_data(5).x
+    whole.eval(), parts["extractor"].eval()
+    assert torch.equal(whole(x), parts["classifier"](parts["extractor"](x)))
+
+
+def test_the_same_seed_gives_the_same_values_and_torchs_generator_is_left_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = values(build(options(), 7))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert same(first, values(build(options(), 7)))
+    other = values(build(options(), 8))
+    drawn = {name for name in first if not torch.equal(first[name], other[name])}
+    # norms begin as identities, and attention's biases at zero
+    assert {"extractor.scale", "extractor.rows.weight_ih_l0", "extractor.slide.bias",
+            "extractor.attention.in_proj_weight", "classifier.weight"} <= drawn  # fmt: skip
+    assert {"extractor.norm.weight", "extractor.attention.in_proj_bias"}.isdisjoint(drawn)
+
+
+def test_known_layers_begin_as_in_the_table_and_others_by_their_own_rule():
+    found = values(build(options(), 7))
+    linear = nn.Linear(16, 3)
+    initialise(linear, 7, "classifier")
+    assert torch.equal(found["classifier.weight"], linear.weight)
+    # torch's own rule of a GRU: uniform within ±1/sqrt(hidden)
+    rows = torch.cat([t.flatten() for name, t in found.items() if ".rows." in name])
+    assert 0.2 < rows.abs().max() <= 0.25
+
+
+def test_a_sketch_has_no_values_and_is_nobody_elses():
+    one, other = sketch(options()), sketch(options())
+    assert {tensor.device.type for tensor in values(one).values()} == {"meta"}
+    one["extractor"].rows = nn.Identity()
+    assert isinstance(other["extractor"].rows, nn.GRU)
+
+
+def test_a_head_may_be_several_submodules_in_the_order_in_which_they_run():
+    several = options(name="normed", head=["2", "3", "4"])
+    parts = build(several, 7)
+    assert [type(layer) for layer in parts["classifier"]] == [nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert parts["extractor"](make_data(5).x).shape == (5, 12)
+    assert has_batch_norm(several)
+    assert not has_batch_norm(options())
+
+
+def test_a_nested_head_has_a_dotted_name():
+    found = options(name="torchvision:mobilenet_v3_small", head="classifier.3", input=[3, 32, 32])
+    parts = build(found, 7)
+    assert values(parts).keys() >= {"classifier.weight", "extractor.classifier.0.weight"}
+    assert isinstance(parts["extractor"].classifier[3], nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "mixd"}, r"no such model; did you mean 'mixed'\? known: lenet5, "),
+        ({"name": "torchvision:resnet"}, "unknown model 'torchvision:resnet'; torchvision.models"),
+        ({"head": None}, r"model.head is missing; .* the last ones with parameters are 'attention"),
+        ({"head": "fcc"}, r"model.head = 'fcc': unknown submodule of 'mixed'; .* 'slide', 'fc'"),
+        ({"head": "slide"}, "does not take two records|does not give the output"),
+        ({"head": ["fc", "drop"], "options": {"dropout": 0.5}}, "fc then drop, after the layers"),
+        ({"norm": "group"}, "has the norm of its own code; leave norm out"),
+        ({"input": [1, 8, 9]}, r"cannot be made: needs \(1, 8, 8\), not \(1, 8, 9\)"),
+        ({"options": {"depth": 3}}, "cannot be made: .*unexpected keyword argument 'depth'"),
+        ({"options": {"dropout": float("nan")}}, "dropout = nan; give a finite number"),
+        ({"name": "softened"}, "fc, after the layers before it does not give the output of the"),
+        ({"name": "tied"}, r"extractor has one tensor as 'one\.weight' and 'two\.weight'; tied"),
+        ({"name": "tied", "classes": 64, "options": {"across": True}}, "its head shares tensors"),
+        ({"name": "double", "head": "1"}, "torch.float64; parameters have to be float32|dtype"),
+        ({"name": "text"}, "is a str, not a torch.nn.Module"),
+        ({"name": "pair"}, "makes tuple of two records; it has to return one tensor"),
+        ({"name": "number"}, "of package other-models 0.1, is no function"),
+        ({"name": "gone"}, "of package other-models 0.1, cannot be imported: "),
+        ({"name": "lenet5", "input": None}, "is of Staddle's own table"),
+        (
+            {"classes": 2, "name": "torchvision:mobilenet_v3_small", "head": "features"},
+            "does not take two",
+        ),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused_with_what_to_do(changes, why):
+    with refused(why):
+        options(**changes)
+
+
+def test_the_document_has_head_options_and_start_and_is_read_back():
+    job = make_job("fedper", model={**MIXED, "options": {"dropout": 0.5, "width": 8}})
+    document = job.document()
+    assert document["model"]["head"] == ["fc"]
+    assert document["model"]["options"] == {"dropout": {"decimal": "0.5"}, "width": 8}
+    assert document["start"]["sha256"] == start_digest(job.model, 7)
+    assert document["start"]["made_with"].keys() == {"torch", "other-models"}
+    again = Job.from_document(document, "wire", federated=False)
+    assert again == job
+    assert again.model.options == {"dropout": 0.5, "width": 8}
+    table = make_job("fedper").document()
+    assert "start" not in table
+    assert not {"head", "options"} & table["model"].keys()
+
+
+def test_other_releases_are_no_fault_but_other_values_are():
+    document = make_job("fedper", model=MIXED).document()
+
+    def read(**start):
+        changed = {**document, "start": {**document["start"], **start}}
+        return Job.from_document(changed, "wire", federated=False)
+
+    releases = document["start"]["made_with"]
+    read(made_with={**releases, "torch": "2.99.0"})
+    with refused(
+        r"this silo would begin from other initial values of model mixed \(torch \S+ here, 2.99.0"
+        r" in the job\); install the releases"
+    ):
+        read(sha256="0" * 64, made_with={**releases, "torch": "2.99.0"})
+    with refused("the releases are the same, so the machine differs"):
+        read(sha256="0" * 64)
+    with refused("start"):
+        read(made_with=["2.99.0"])
+    with refused("start"):
+        Job.from_document({k: v for k, v in document.items() if k != "start"}, "w", federated=False)
+
+
+def test_batch_norm_is_found_in_it():
+    normed, private = {**MIXED, "name": "normed", "head": "4"}, {"epsilon": 8.0, "delta": 1e-5}
+    with pytest.raises(ValidationError, match="a model with batch norm cannot train with"):
+        make_job("fedper", model=normed, training={"batch_size": 1})
+    with pytest.raises(ValidationError, match=r"\[privacy\] with batch norm"):
+        make_job("fedper", model=normed, privacy={**private, "sample_rate": 0.1})
+
+
+def dropping(**changes):
+    return make_job("fedper", model={**MIXED, "options": {"dropout": 0.5}}, rounds=2, **changes)
+
+
+def test_dropout_draws_from_the_jobs_streams():
+    """Whatever else the process draws; and each silo, round and step draws its own."""
+    job = dropping()
+    assert draws_randomly(job.model)
+    assert not draws_randomly(make_job("fedper", model=MIXED).model)
+    shards = make_shards(job)
+    torch.manual_seed(1)
+    first = simulate(job, shards)
+    torch.manual_seed(2)
+    torch.rand(3)
+    second = simulate(job, shards)
+    for silo in job.silos:
+        assert same(first.states[silo].flat, second.states[silo].flat)
+    other = simulate(replace(job, seed=8), shards)
+    assert not same(first.states["a"].flat, other.states["a"].flat)
+    still = simulate(make_job("fedper", model=MIXED, rounds=2), shards)
+    assert not same(first.states["a"].flat, still.states["a"].flat)
+
+
+def test_each_step_drops_others():
+    job, data = dropping(training={"lr": 1e-9}), make_data(8)
+    method, parts = job.method(), build(job.model, 7)
+    (stage,) = method.stages(None, None)
+    seen = []
+    parts["extractor"].drop.register_forward_hook(lambda _, __, out: seen.append(out == 0))
+    rng, draws = np.random.default_rng(1), np.random.default_rng(np.random.Philox(key=1))
+    train(parts, replace(stage, epochs=2), data, 8, rng, draws=draws)
+    one, two = seen
+    assert not torch.equal(one, two)
+    assert 0.2 < one.float().mean() < 0.8
+
+
+def test_silos_do_not_train_at_once_where_layers_draw():
+    job = dropping()
+    with refused("layers of model 'mixed' draw random numbers"):
+        Stacked(job, make_shards(job))
+
+
+def test_silos_at_once_train_as_one_by_one_where_no_layer_draws():
+    job = make_job("fedavg", model={**MIXED, "name": "normed", "head": "4"}, rounds=2)
+    records = {silo: Records(*shard) for silo, shard in make_shards(job).items()}
+    stacked, alone = (Simulation(job, engine(job, records)) for engine in (Stacked, Serial))
+    for _ in range(job.length):
+        stacked.step()
+        alone.step()
+    for silo in job.silos:
+        for name, value in alone.states[silo].flat.items():
+            torch.testing.assert_close(stacked.states[silo].flat[name], value)
+
+
+def test_layers_that_cannot_be_stacked_are_named():
+    job = make_job("fedavg", model=MIXED)
+    records = {silo: Records(*shard) for silo, shard in make_shards(job).items()}
+    with refused("cannot train silos at once: .*gru.*; simulate it with silos one by one"):
+        Simulation(job, Stacked(job, records)).step()
+
+
+def test_a_model_is_listed_without_its_package_and_imported_when_a_job_names_it():
+    code = (
+        "import sys\nfrom staddle.algorithms.models import foreign\n"
+        "assert 'mixed' in foreign.names()\nassert 'other_models' not in sys.modules\n"
+        "foreign.builder('mixed')\nassert 'other_models' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torchvisions_resnet_is_its_own():
+    """With the values of the parts, torchvision's module gives what the parts give."""
+    found = options(name="torchvision:resnet18", input=[3, 32, 32])
+    parts = build(found, 7)
+    whole = torchvision("models", "this test").resnet18(num_classes=3)
+    own = OrderedDict(
+        (f"fc.{name.removeprefix('classifier.')}" if name.startswith("classifier") else
+         name.removeprefix("extractor."), tensor)
+        for name, tensor in values(parts).items()
+    )  # fmt: skip
+    whole.load_state_dict(own)
+    x = torch.rand(2, 3, 32, 32)
+    whole.eval(), parts["extractor"].eval()
+    with torch.no_grad():
+        assert torch.equal(whole(x), parts["classifier"](parts["extractor"](x)))

@@ -1,0 +1,80 @@
+"""docs/models.md says of every model what the code says, and its examples run."""
+
+import contextlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.jobs import make_job
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.models import foreign
+from staddle.algorithms.models.build import ModelOptions, has_batch_norm, sketch
+from staddle.algorithms.models.registry import NETWORKS
+from staddle.errors import LocalError
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/")
+
+
+def works(method, name, norm):
+    """In some job: one that draws half of its silos, or one that draws all."""
+    fields, model = {"silos": list("abcdefgh")}, {"name": name, "norm": norm, "classes": 10}
+    for participation in (1.0, 0.5):
+        with contextlib.suppress(LocalError):
+            make_job(method, model=model, participation=participation, **fields).document()
+            return True
+    return False
+
+
+def row(name):
+    network = NETWORKS[name]
+    norm = network.norms[0]
+    parts = sketch(ModelOptions(name=name, classes=10, norm=norm))
+    sizes = [f"{sum(t.numel() for t in module.parameters()):,}" for module in parts.values()]
+    cannot = [m for m in METHODS if not any(works(m, name, own) for own in network.norms)]
+    private = [
+        own
+        for own in network.norms
+        if not has_batch_norm(ModelOptions(name=name, classes=10, norm=own))
+    ]
+    methods = "all" if not cannot else f"all but {', '.join(f'`{m}`' for m in sorted(cannot))}"
+    with_norm = "yes" if len(private) == len(network.norms) else f"with {' or '.join(private)}"
+    shape = " × ".join(map(str, network.default_input))
+    return [f"`{name}`", shape, ", ".join(network.norms), *sizes, methods, with_norm]
+
+
+def table():
+    lines = [f"| {' | '.join(row(name))} |" for name in NETWORKS]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_a_row_per_model_as_the_code_says():
+    """Where it fails, the end of the page becomes what ``table`` returns."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text[text.index("|---|---|---|---|---|---|---|\n") :].partition("\n")[2] == table()
+
+
+def blocks(language):
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_examples_run(tmp_path, monkeypatch):
+    """The package as the page writes it, and both jobs."""
+    (code,), (entry, *jobs) = blocks("python"), blocks("toml")
+    (tmp_path / "lung.py").write_text(code)
+    info = tmp_path / "lung-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lung\nVersion: 1.0\n")
+    points = tomllib.loads(entry)["project"]["entry-points"]["staddle.models"]
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[staddle.models]", *lines]))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "lung-net" in foreign.names()
+    assert len(jobs) == 2
+    for text in jobs:
+        job = make_job("fedper", model=tomllib.loads(text)["model"])
+        assert job.document()["start"]["made_with"].keys() >= {"torch"}
