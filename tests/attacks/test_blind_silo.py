@@ -15,7 +15,7 @@ from unittest.mock import patch
 import grpc
 import numpy as np
 import pytest
-from support.raw_silo import SECONDS, Caller, code_of
+from support.raw_silo import SECONDS, Caller, code_of, maybe_late
 from support.signed_federation import job_document, signed_federation
 
 from staddle.commands.federation import local_federation
@@ -62,7 +62,7 @@ def world(tmp_path_factory):
     world = signed_federation(tmp_path_factory.mktemp("attacked"), SILOS, *documents)
     world.configs = {}
     for seconds in (HURRIED, PATIENT):
-        timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1}
+        timing = {"admission_seconds": 20, "beat_seconds": 20, "hold_seconds": 1}
         timing["secure_seconds"] = seconds
         local_federation.write_coordinator(world.federation, [f"job-{seconds}"], timing)
         world.configs[seconds] = configs.load(world.federation.coordinator_config)
@@ -132,6 +132,8 @@ class BlindCaller(Caller):
                 pass
             case s.LeaveAttempt():
                 raise AssertionError(effect)
+            case s.SendSurvival() | s.SendReveal():
+                await maybe_late(self.secure(self.message(effect)))
             case _:
                 await self.secure(self.message(effect))
 

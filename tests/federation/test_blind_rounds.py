@@ -10,7 +10,7 @@ from federation.keyed import made_up
 from support import raw_silo
 from support.coordinator_thread import coordinator
 from support.raw_blind_silo import BlindSilo
-from support.raw_silo import SECONDS, arrived, frames_of, refused
+from support.raw_silo import SECONDS, arrived, frames_of, maybe_late, refused
 from support.signed_federation import job_document, signed_federation
 
 from staddle.algorithms.method import METRICS
@@ -92,7 +92,11 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
         for line in caplog.records
         if line.message in ("late", "refused")
     ]
-    assert told == [("late", "INFO"), ("late", "INFO"), ("refused", "WARNING")]
+    # a silo whose last word of a round came after enough others had opened the sum is late, too
+    *late, last = told
+    assert last == ("refused", "WARNING")
+    assert len(late) >= 2
+    assert set(late) == {("late", "INFO")}
     assert {each.received for each in made} == {published(world, 0)}
     assert not list(world.folder.glob("jobs/job/*.masked"))
     with sqlite3.connect(world.folder / "coordinator.sqlite") as rows:
@@ -270,7 +274,8 @@ def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(worl
 
     async def scenario():
         made = await begun(world, here)
-        await asyncio.gather(*(each.take_part(0) for each in made))
+        # The job fails as soon as the sum is open: a slower silo finds its round closed.
+        await asyncio.gather(*(maybe_late(each.take_part(0)) for each in made))
         async with asyncio.timeout(SECONDS):
             while (task := await made[0].poll()).WhichOneof("body") != "finish":
                 pass

@@ -5,7 +5,7 @@ import hashlib
 import os
 from dataclasses import replace
 
-from support.raw_silo import SECONDS, Caller
+from support.raw_silo import SECONDS, Caller, maybe_late
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
@@ -111,6 +111,8 @@ class BlindSilo(Caller):
                     self.finished = sha256
                 case s.LeaveAttempt(code):
                     await self.say(Over(code))
+                case s.SendSurvival() | s.SendReveal():
+                    await maybe_late(self.say(effect))
                 case _:
                     await self.say(effect)
 

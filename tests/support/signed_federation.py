@@ -30,7 +30,7 @@ def signed_federation(folder, silos, *documents, submitted=1, **timing):
     """Keys of these silos, and a coordinator that has the first jobs of these documents."""
     federation = local_federation.make(folder / "federation", silos)
     jobs = [local_federation.sign_job(federation, document) for document in documents]
-    timing = {"admission_seconds": 20, "beat_seconds": 1, "hold_seconds": 1, **timing}
+    timing = {"admission_seconds": 20, "beat_seconds": 20, "hold_seconds": 1, **timing}
     names = [job.name for job in jobs[:submitted]]
     local_federation.write_coordinator(federation, names, timing)
     return SimpleNamespace(
