@@ -122,7 +122,7 @@ PAGES = sorted(
     if GLOSSARY.exists()
     else ()
 )
-REPORT = ROOT / "commands" / "report" / "templates" / "report.html"
+REPORT = product_source.ROOT / "commands" / "report" / "templates" / "report.html"
 TEMPLATES = sorted((ROOT / "commands" / "console" / "templates").glob("*.toml"))
 
 
