@@ -12,7 +12,6 @@ table are taken.
 
 import difflib
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import LocalError
@@ -91,7 +90,7 @@ def names() -> list[str]:
 
     Installed packages are listed, and not imported.
     """
-    return sorted({*METHODS, *(entry.name for entry in entry_points(group=packages.METHODS))})
+    return sorted({*METHODS, *packages.names(packages.METHODS)})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
@@ -103,23 +102,10 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
         return METHODS[name]
-    found = packages.entries(packages.METHODS, name)
-    if not found:
+    if not packages.owners(packages.METHODS, name):
         raise LocalError(f"{origin}: unknown method {name!r}; {_hint(name)}")
-    if len(found) > 1:
-        owners = " and ".join(sorted(map(packages.shown, found)))
-        raise LocalError(
-            f"{origin}: method {name!r} is in {owners}, which are installed here; uninstall all"
-            " but one"
-        )
-    return _installed(found[0], origin)
-
-
-def package_of(name: str) -> str:
-    """The package, with its version, that a method comes from; empty where it is Staddle's own."""
-    if name in METHODS:
-        return ""
-    return next(map(packages.shown, packages.entries(packages.METHODS, name)), "")
+    found, where = packages.load(packages.METHODS, name, f"{origin}: method {name!r}")
+    return _checked(found, name, where)
 
 
 def _hint(name: str) -> str:
@@ -130,15 +116,7 @@ def _hint(name: str) -> str:
     return f"install the package that has it, or name one of {', '.join(known)}"
 
 
-def _installed(entry: EntryPoint, origin: str) -> type[Method]:
-    owner = packages.shown(entry)
-    where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {owner}"
-    try:
-        found = entry.load()
-    # Another project's code: an error in its import must name the package.
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise LocalError(f"{where}, cannot be imported: {error}; reinstall that package") from error
-
+def _checked(found: Any, entry: str, where: str) -> type[Method]:
     # Nobody has run this class before: a mistake must show when a job names the method, as an
     # error that names the package, and not as a traceback in the middle of a round.
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -149,7 +127,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
 
     # The method's digest is made of name and version: they stand for the code at all silos.
     name = getattr(found, "name", None)
-    if name != entry.name:
+    if name != entry:
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
     if not isinstance(getattr(found, "version", None), int):
         raise LocalError(

@@ -162,7 +162,7 @@ async def echo(
     policy = policies.load(folder / silo / "policy.toml")
     document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
     job, declared = (
-        Job.from_document(document, "job"),
+        Job.from_document(document, "job", policy.file.packages),
         Declared.of(document, RecordCount(train=1, test=0)),
     )
     plan = JobPlan(job)

@@ -98,9 +98,10 @@ def _job(
     signed = read_bytes(path)
     # Its signature was checked when it came, maybe under an older roster.
     if signed in known.values():
-        job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
+        document = parse_json(signed, str(path))["document"]
+        job = Job.from_document(document, str(path), config.packages)
         return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"
-    job = job_of(signed, roster, str(path))
+    job = job_of(signed, roster, config.packages, str(path))
     if job.name in known:
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"

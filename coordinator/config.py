@@ -8,6 +8,7 @@
     keys = "keys"
     roster = "roster.json"
     jobs = ["jobs/first.json"]        # signed job files, run in turn
+    packages = ["lung-models"]        # installed packages whose code jobs may run; left out: none
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -38,7 +39,7 @@ import pydantic
 from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
 from ..security.identity.roster import Pins
-from ..security.policy.file import Bytes
+from ..security.policy.file import Bytes, PackageName
 
 
 class Timing(Strict):
@@ -85,6 +86,7 @@ class CoordinatorConfig(Strict):
     keys: Path
     roster: Path
     jobs: tuple[Path, ...] = ()
+    packages: tuple[PackageName, ...] = ()
     log: Literal["text", "json"] = "text"
     trust: Pins
     timing: Timing = Timing()

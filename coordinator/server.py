@@ -20,6 +20,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .. import log, metrics
+from ..algorithms.job.foreign_code import Allowed
 from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
@@ -135,9 +136,9 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
         # The database first: its jobs were verified when they came.
-        stored = list(filter(None, map(_stored, database.jobs())))
+        stored = list(filter(None, (_stored(kept, config.packages) for kept in database.jobs())))
         known = {job.name: kept.signed for job, kept in stored}
-        jobs = [_job(path, roster, known) for path in config.jobs]
+        jobs = [_job(path, config, roster, known) for path in config.jobs]
         new = [(job, signed) for job, signed in jobs if job.name not in known]
 
         # Before the port is open: what keeps a job from starting is said before a silo calls.
@@ -223,11 +224,12 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     return keys, roster
 
 
-def _stored(kept: StoredJob) -> tuple[Job, StoredJob] | None:
+def _stored(kept: StoredJob, allowed: Allowed) -> tuple[Job, StoredJob] | None:
     """A job of the database; None for one that ended and that this release reads differently."""
     origin = f"job {kept.state.job!r} in coordinator.sqlite"
     try:
-        return Job.from_document(parse_json(kept.signed, origin)["document"], origin), kept
+        document = parse_json(kept.signed, origin)["document"]
+        return Job.from_document(document, origin, allowed), kept
     except LocalError as error:
         # An ended job must not keep the coordinator from starting.
         if kept.state.stage != "ended":
@@ -236,12 +238,18 @@ def _stored(kept: StoredJob) -> tuple[Job, StoredJob] | None:
         return None
 
 
-def _job(path: Path, roster: rosters.Roster, known: Mapping[str, bytes]) -> tuple[Job, bytes]:
+def _job(
+    path: Path,
+    config: configs.CoordinatorConfig,
+    roster: rosters.Roster,
+    known: Mapping[str, bytes],
+) -> tuple[Job, bytes]:
     """A job file of the configuration, verified unless the database has it already."""
     signed = read_bytes(path)
     if signed in known.values():
-        return Job.from_document(parse_json(signed, str(path))["document"], str(path)), signed
-    job = job_of(signed, roster, str(path))
+        document = parse_json(signed, str(path))["document"]
+        return Job.from_document(document, str(path), config.packages), signed
+    job = job_of(signed, roster, config.packages, str(path))
     if job.name in known:
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"

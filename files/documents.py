@@ -24,6 +24,7 @@ from .toml_document import parse_document
 MAX_FILE_BYTES = 16 * 1024 * 1024
 # of one document that are explained: each takes a search for the key that was meant
 MOST_FAULTS = 50
+LONGEST_VALUE = 300  # characters of a wrong value that an error repeats
 # of canonical JSON: far above any format here, far below the interpreter's own limit
 MAX_DEPTH = 64
 WANTED = {  # pydantic's type of a fault → what to write instead
@@ -265,7 +266,10 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
 
     # A rule over several keys names them itself, so the value, a whole table, is not repeated.
     if not isinstance(fault["input"], dict | list | tuple | pydantic.BaseModel):
-        return f"{key} = {fault['input']!r}: {why}"
+        given = repr(fault["input"])
+        if len(given) > LONGEST_VALUE:
+            given = f"{given[:LONGEST_VALUE]}…"
+        return f"{key} = {given}: {why}"
     return why if key == "the file" else f"{key}: {why}"
 
 

@@ -1,24 +1,35 @@
-"""Code that a job names and that is not Staddle's: which package it comes from, and its digest.
+"""Code of other projects that a job names: which package it is of, and a digest of its files.
 
-A job only names code. Whoever installed the package decided that it may be there; a silo's policy
-says whether jobs may run it. Name, version and a digest over the files stand in the signed job, so
-every machine runs the same code.
+A job only names code. Whoever installed the package decided that it may be there; the policy of a
+silo, and the configuration of a coordinator, say whether jobs may run it. Name, version and a
+digest over the files stand in the signed job, so every machine runs the same code.
+
+Nothing here imports a package but ``load``.
 """
 
 import hashlib
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from ..errors import LocalError
+from ..errors import LocalError, StaddleError
 from .documents import canonical_json
 
 # Part of the interface with other packages: their pyproject.toml names them.
 METHODS, MODELS = "staddle.methods", "staddle.models"  # groups of entry points
-LEFT_OUT = (".pyc", ".pyo")  # made from the source, and different on each machine
+COMPILED = "__pycache__"  # made from the source, and different on each machine
+LONGEST_WHY = 200  # characters of what another project's error says
+
+# by package: its digest when it was first asked for
+_FIRST: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -35,66 +46,190 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def entries(group: str, name: str) -> list[EntryPoint]:
-    """The entry points of this name; nothing is imported."""
+def names(group: str) -> list[str]:
+    """Names of all entry points of a group."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def owners(group: str, name: str) -> list[str]:
+    """The names of all packages with this entry point, in order; "" for one without metadata."""
+    return sorted(_owner(entry)[0] for entry in _entries(group, name))
+
+
+def package(group: str, name: str, where: str) -> Package:
+    """The package that has this entry point.
+
+    LocalError, which begins with ``where``, unless there is exactly one, with metadata and files
+    that can be read.
+    """
+    entry = _only(group, name, where)
+    owner, version = _owner(entry)
+    return Package(owner, version, digest(entry))
+
+
+def load(group: str, name: str, where: str) -> tuple[Any, str]:
+    """What an entry point names, and a text on whose it is; this imports the package.
+
+    LocalError, which begins with ``where``, unless exactly one package has it and can be imported.
+    """
+    entry = _only(group, name, where)
+    whose = f"{where}, which is {entry.value!r} of package {_shown(entry)}"
+    with others_code(f"{whose}, cannot be imported", "reinstall that package"):
+        return entry.load(), whose
+
+
+@contextmanager
+def others_code(what: str, fix: str) -> Iterator[None]:
+    """LocalError for whatever another project's code raises: ``what: why; fix``."""
+    try:
+        yield
+    except StaddleError:
+        raise
+    # Nobody can list what other people's code raises, and a daemon must not end by it.
+    except (Exception, SystemExit) as error:
+        # Its further lines are for that project's developers.
+        line = str(error).partition("\n")[0].rstrip(".")[:LONGEST_WHY]
+        raise LocalError(f"{what}: {line or type(error).__name__}; {fix}") from error
+
+
+def digest(entry: EntryPoint) -> str:
+    """SHA-256 (hex) over the files of the package that an entry point is of.
+
+    Over canonical JSON of [path, SHA-256 of the file], in the order of the paths. They are all
+    files that the package installed, and all files of the package that Python finds under the entry
+    point's name. Left out are metadata, scripts, and what is below ``__pycache__``. So an editable
+    installation of a package with one top-level name has the digest of its wheel. The code of
+    other projects that it imports is not covered.
+
+    LocalError for a package without files, or whose files changed since this process first asked.
+    """
+    found = dict(_installed(entry))
+    unit = _found(entry.module)
+    found |= unit.files
+    if not unit.files:
+        raise LocalError(
+            f"package {unit.name!r} has no files that can be read, such as in a zip; install it as"
+            " files"
+        )
+    whole = hashlib.sha256()
+    for name in sorted(found):
+        whole.update(canonical_json([name, _sha256(found[name])]))
+    now, key = whole.hexdigest(), f"{_owner(entry)[0]} {unit.name}"
+
+    # Python keeps what it has imported: the files of today are not the code that runs.
+    if _FIRST.setdefault(key, now) != now:
+        if unit.name in sys.modules:
+            raise LocalError(
+                f"the files of package {unit.name!r} changed after this process had read them;"
+                " restart it"
+            )
+        _FIRST[key] = now
+    return now
+
+
+def _entries(group: str, name: str) -> list[EntryPoint]:
     return [entry for entry in entry_points(group=group) if entry.name == name]
 
 
-def shown(entry: EntryPoint) -> str:
-    """The package of an entry point, with its version, for an error."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
+def _owner(entry: EntryPoint) -> tuple[str, str]:
+    """Name and version of an entry point's package; empty where its metadata are missing."""
+    # What was removed by half may have entry points and nothing else.
+    found = entry.dist.metadata.json if entry.dist else {}
+    return str(found.get("name") or ""), str(found.get("version") or "")
 
 
-def named(group: str, name: str) -> str:
-    """The name of the package that has this entry point; empty where none has.
-
-    Nothing is imported, so a job can be judged by it before any of its code runs.
-    """
-    return next((entry.dist.name for entry in entries(group, name) if entry.dist), "")
+def _shown(entry: EntryPoint) -> str:
+    return " ".join(filter(None, _owner(entry))) or "without a name"
 
 
-def package(group: str, name: str) -> Package | None:
-    """The package that has this entry point; None where none has.
+def _only(group: str, name: str, where: str) -> EntryPoint:
+    found = _entries(group, name)
+    if not found:
+        raise LocalError(f"{where}: no installed package has it; install the one that does")
+    if len(found) > 1:
+        several = " and ".join(sorted(map(_shown, found)))
+        raise LocalError(
+            f"{where} is in {several}, which are installed here; uninstall all but one"
+        )
+    if not all(_owner(found[0])):
+        raise LocalError(
+            f"{where}, which is {found[0].value!r}, is of a package without name or version;"
+            " reinstall it"
+        )
+    return found[0]
 
-    LocalError where its files cannot be read.
-    """
-    for entry in entries(group, name):
-        if entry.dist:
-            return Package(entry.dist.name, entry.dist.version, digest(entry.module))
-    return None
+
+@dataclass(frozen=True)
+class _Unit:
+    """The outermost package or module of a dotted name that holds code, and its files by path."""
+
+    name: str
+    files: dict[str, Path]
 
 
-def digest(module: str) -> str:
-    """SHA-256 (hex) of a module's top-level package, or of its one file.
+def _found(module: str) -> _Unit:
+    outer, *inner = module.split(".")
+    spec = _spec(outer)
+    # A namespace package holds no code of its own, and may be shared by several projects.
+    while spec is not None and spec.origin is None and inner:
+        outer = f"{outer}.{inner.pop(0)}"
+        spec = _spec(outer)
+    if spec is None:
+        raise LocalError(f"package {outer!r} cannot be found; reinstall it")
+    path = outer.replace(".", "/")
+    if spec.submodule_search_locations is None:
+        origin = Path(spec.origin or "")
+        parent = PurePosixPath(path).parent
+        files = {str(parent / origin.name): origin} if origin.is_file() else {}
+        return _Unit(outer, files)
+    files = {}
+    # Of two files with one name, Python takes that of the first folder.
+    for folder in map(Path, spec.submodule_search_locations):
+        for name, file in _walked(folder):
+            files.setdefault(f"{path}/{name}", file)
+    return _Unit(outer, files)
 
-    Over canonical JSON of [path, SHA-256 of the file], for all files but compiled ones, in the
-    order of their paths. The package is found, and not imported. An editable installation has the
-    same digest as a wheel of the same files.
-    """
-    top = module.partition(".")[0]
+
+def _spec(name: str) -> ModuleSpec | None:
     try:
-        spec = importlib.util.find_spec(top)
+        return importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
-        raise LocalError(f"package {top!r} cannot be found: {error}; reinstall it") from error
-    if spec is None or not (spec.origin or spec.submodule_search_locations):
-        raise LocalError(f"package {top!r} has no files that can be read; reinstall it")
-    whole = hashlib.sha256()
-    for name, path in sorted(_files(top, spec.origin, spec.submodule_search_locations)):
-        try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-        whole.update(canonical_json([name, found]))
-    return whole.hexdigest()
+        raise LocalError(f"package {name!r} cannot be found: {error}; reinstall it") from error
 
 
-def _files(top: str, origin: str | None, folders: list[str] | None) -> Iterator[tuple[str, Path]]:
-    """Paths below the package with "/" between, and where each file lies."""
-    if not folders:
-        if origin is not None:
-            yield Path(origin).name, Path(origin)
+def _walked(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files below a folder, by path with "/" between."""
+    for place, folders, files in os.walk(folder):
+        if COMPILED in folders:
+            folders.remove(COMPILED)
+        for name in folders:
+            # Python follows it; whether a walk should is not to be guessed.
+            if (Path(place) / name).is_symlink():
+                raise LocalError(
+                    f"{Path(place) / name}: a symbolic link to a folder, in a package that a job"
+                    " names; install the package as files"
+                )
+        for name in files:
+            yield (Path(place) / name).relative_to(folder).as_posix(), Path(place) / name
+
+
+def _installed(entry: EntryPoint) -> Iterator[tuple[str, Path]]:
+    """The files that an entry point's package says it installed, by path, but for metadata."""
+    # Other lists of files, such as those of a checkout, are not of what was installed.
+    if entry.dist is None or entry.dist.read_text("RECORD") is None:
         return
-    for folder in map(Path, folders):
-        for path in folder.rglob("*"):
-            if path.is_file() and path.suffix not in LEFT_OUT:
-                yield f"{top}/{path.relative_to(folder).as_posix()}", path
+    for file in entry.dist.files or ():
+        outer = file.parts[0]
+        # Scripts name this machine's Python, and editable installations its folders.
+        if outer in {"..", "/"} or outer.endswith((".dist-info", ".egg-info", ".pth", "-link")):
+            continue
+        if outer.startswith("__editable__") or COMPILED in file.parts:
+            continue
+        yield file.as_posix(), Path(str(file.locate()))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.job.foreign_code import Allowed, runs_others_code
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
@@ -16,6 +17,7 @@ from ..security.ledger.messages import Totals, of_type, summary
 from ..security.ledger.records import PrivacyHead
 from ..security.log.head import own_log_key
 from ..security.log.lock import held
+from ..security.policy import policy as policies
 from .config import SiloConfig
 from .job_folder import JobFolder
 
@@ -84,18 +86,18 @@ def read(config: SiloConfig) -> SiloStatus:
     kept = sorted(
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
     )
-    jobs = tuple(_job(JobFolder(path.parent)) for path in kept)
+    jobs = tuple(_job(JobFolder(path.parent), config) for path in kept)
     return SiloStatus(
         config.directory, held(config.directory), disk(config.directory), jobs, ledger
     )
 
 
-def _job(folder: JobFolder) -> SiloJobStatus:
+def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
     name, path = folder.path.name, folder.path / "job.json"
     try:
         signed = parse_json(read_bytes(path), str(path))
         document = signed.get("document") if isinstance(signed, dict) else None
-        job = Job.from_document(document, str(path))
+        job = Job.from_document(document, str(path), _allowed(document, config))
         # A finished job is over even if this silo missed its last rounds.
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
@@ -105,6 +107,13 @@ def _job(folder: JobFolder) -> SiloJobStatus:
     return SiloJobStatus(
         name, folder.finished, folder.failed, job.method_name, done, job.length, *counts
     )
+
+
+def _allowed(document: object, config: SiloConfig) -> Allowed:
+    """Packages whose code may run; the policy is read only for jobs that name one."""
+    if not isinstance(document, Mapping) or not runs_others_code(document):
+        return ()
+    return policies.load(config.policy, config.dataset).file.packages
 
 
 def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:

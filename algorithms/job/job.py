@@ -30,12 +30,11 @@ import hashlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, filterfalse
 from math import floor
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,21 +44,28 @@ from pydantic import BeforeValidator, Field
 
 from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
-from ...files.packages import METHODS as METHOD_GROUP
-from ...files.packages import MODELS as MODEL_GROUP
-from ...files.packages import Package, package
+from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course, Optimiser
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Mix, Part
 from ..method import METRICS, Method, Setting, specs_of_buffers
-from ..models.build import ModelOptions, build, has_batch_norm, input_shape, sketch, started
-from ..models.registry import NETWORKS
+from ..models.build import (
+    ModelOptions,
+    build,
+    couples_records,
+    has_batch_norm,
+    input_shape,
+    maps,
+    sketch,
+    started,
+)
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
+from .foreign_code import Allowed, check_code, packages_of, runs_others_code
 from .lr_schedule import Schedule, paced
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
@@ -181,13 +187,22 @@ class JobFile(JobSettings):
                 "a model with batch norm cannot train with training.batch_size = 1; raise it to 2"
                 " or more"
             )
-        # Clipping cannot bound how one record moves the gradients of others.
-        if batch_norm and self.privacy is not None:
-            raise ValueError(
-                "[privacy] with batch norm, with which each record moves the gradients of others;"
-                ' choose norm = "group", or a model without batch norm'
-            )
+        if self.privacy is not None:
+            self._check_private_model()
         return self
+
+    def _check_private_model(self) -> None:
+        # Clipping cannot bound how one record moves the gradients of others.
+        if couples_records(self.model):
+            raise ValueError(
+                "[privacy] with batch norm, or other layers by which each record moves the"
+                ' gradients of others or a buffer; choose norm = "group", or a model without them'
+            )
+        if not maps(self.model):
+            raise ValueError(
+                f"[privacy] takes gradients record by record, and torch.vmap cannot run model"
+                f" {self.model.name!r}; choose one without recurrent layers and the like"
+            )
 
 
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
@@ -218,6 +233,8 @@ class Job:
     privacy: PrivacyTable | None = None
     # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
+    # the entry ``start`` of the document that the job was read from
+    signed_start: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
@@ -246,11 +263,14 @@ class Job:
         return job
 
     @classmethod
-    def from_document(cls, document: Any, origin: str, *, federated: bool = True) -> "Job":
+    def from_document(
+        cls, document: Any, origin: str, allowed: Allowed, *, federated: bool = True
+    ) -> "Job":
         """The job of a document that came from elsewhere.
 
-        LocalError unless this machine's code makes the same document of it. ``federated`` as in
-        ``for_federation``: False for a document that a simulation kept.
+        LocalError unless this machine's code makes the same document of it, and all packages that
+        it names are ``allowed``. ``federated`` as in ``for_federation``: False for a document that
+        a simulation kept.
         """
         if not isinstance(document, Mapping):
             raise LocalError(
@@ -258,8 +278,23 @@ class Job:
             )
         # Derived keys are computed again and compared below, never trusted.
         written = {key: value for key, value in document.items() if key not in DERIVED}
-        file = validate(written, JobFile, origin)
-        job = replace(cls.from_file(file, origin), federated=federated)
+        # Before any code of a package runs: to read the job is to import it.
+        check_code(document, allowed, origin)
+        # A job with code of others alone may fail in any way: otherwise it would be a bug of ours.
+        what, fix = f"{origin}: the code that the job names fails", "correct it, or choose another"
+        with others_code(what, fix) if runs_others_code(document) else nullcontext():
+            return cls._of_document(document, written, origin, federated)
+
+    @classmethod
+    def _of_document(
+        cls, document: Mapping[str, Any], written: Mapping[str, Any], origin: str, federated: bool
+    ) -> "Job":
+        file, start = validate(written, JobFile, origin), document.get("start")
+        job = replace(
+            cls.from_file(file, origin),
+            federated=federated,
+            signed_start=start if isinstance(start, Mapping) else None,
+        )
         # Without the planned noise a silo cannot know what a round costs.
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(
@@ -269,9 +304,6 @@ class Job:
 
         # A silo recomputes the schema by its own code: what it does not compute must not cross.
         computed = job.document()
-        # Other releases are no fault if they make the same values.
-        if same_start(computed, document):
-            computed = {**computed, "start": document["start"]}
         if computed != document:
             why = explain_difference(document, computed, job.method_name, job.model.name)
             raise LocalError(f"{origin}: {why}")
@@ -296,11 +328,8 @@ class Job:
 
     @cached_property
     def packages(self) -> tuple[Package, ...]:
-        """Installed packages whose code the job runs, by name; Staddle and torchvision excepted."""
-        named = ((METHOD_GROUP, self.method_name), (MODEL_GROUP, self.model.name))
-        own = {self.method_name} & METHODS.keys() | {self.model.name} & NETWORKS.keys()
-        found = (package(group, name) for group, name in named if name not in own)
-        return tuple(sorted(set(filter(None, found)), key=attrgetter("name")))
+        """Installed packages whose code the job runs, by name; none where all is Staddle's own."""
+        return packages_of(self.method_name, self.model.name)
 
     @property
     def _code(self) -> dict[str, Any]:
@@ -310,7 +339,10 @@ class Job:
     @cached_property
     def _start(self) -> dict[str, Any]:
         """The entry on initial values that only releases of other code decide; else nothing."""
-        found = started(self.model, self.root)
+        found, signed = started(self.model, self.root), self.signed_start
+        # Other releases are no fault if they make the same values: the document stays as signed.
+        if found and signed is not None and same_start(found, signed):
+            found = dict(signed)
         return {"start": found} if found else {}
 
     def _written(self) -> dict[str, Any]:

@@ -122,8 +122,6 @@ def explain_difference(
             f"this silo's model {model} differs from the job's; install the Staddle release of the"
             " job's operator"
         )
-    if received.get("packages") != computed.get("packages"):
-        return _other_packages(received.get("packages"), computed.get("packages"))
     if received.get("start") != computed.get("start"):
         return _other_start(received.get("start"), computed.get("start"), model)
     # The schema says where two versions of a method differ, which a digest cannot.
@@ -140,11 +138,8 @@ def explain_difference(
     )
 
 
-def same_start(computed: Mapping[str, Any], received: Mapping[str, Any]) -> bool:
-    """True if two documents have one digest of initial values, whatever releases made them."""
-    theirs, ours = received.get("start"), computed.get("start")
-    if not isinstance(theirs, Mapping) or ours is None:
-        return False
+def same_start(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """True if two entries ``start`` have one digest, whatever releases made the values."""
     releases = theirs.get("made_with")
     if theirs.keys() != ours.keys() or not isinstance(releases, Mapping):
         return False
@@ -152,40 +147,18 @@ def same_start(computed: Mapping[str, Any], received: Mapping[str, Any]) -> bool
     return bool(theirs["sha256"] == ours["sha256"]) and all(isinstance(t, str) for t in texts)
 
 
-def _other_packages(theirs: Any, ours: Any) -> str:
-    """Why a silo's packages are not those of the job."""
-    wanted, found = _by_name(theirs), _by_name(ours)
-    differing = [
-        f"{name}: {found.get(name, 'none')} here, {wanted.get(name, 'none')} in the job"
-        for name in sorted({*wanted, *found})
-        if wanted.get(name) != found.get(name)
-    ]
-    why = "; ".join(differing) or "malformed"
-    return (
-        f"key packages, the code that the job runs, differs ({why}); install the packages that the"
-        " job was signed with"
-    )
-
-
-def _by_name(packages: Any) -> dict[str, str]:
-    """Version and digest of each package that is written as it should be."""
-    read = {}
-    for each in packages if isinstance(packages, list) else ():
-        match each:
-            case {"name": str(name), "version": str(version), "sha256": str(digest)}:
-                read[name] = f"{version}, SHA-256 {digest}"
-    return read
-
-
 def _other_start(theirs: Any, ours: Any, model: str) -> str:
     """Why a silo would begin from other initial values."""
-    if not isinstance(theirs, Mapping) or not isinstance(theirs.get("made_with"), Mapping):
-        return f"key start, the digest of {model}'s initial values, is missing or malformed"
+    releases = theirs.get("made_with") if isinstance(theirs, Mapping) else None
+    if ours is None or not isinstance(releases, Mapping):
+        return f"key start, the digest of {model}'s initial values, is missing, or is not a digest"
+    # What the job says may be of any length.
+    wanted = {str(name)[:64]: str(value)[:64] for name, value in releases.items()}
     differing = [
-        f"{name} {ours['made_with'].get(name, 'missing')} here, {theirs['made_with'].get(name)} in"
+        f"{name} {ours['made_with'].get(name, 'missing')} here, {wanted.get(name, 'missing')} in"
         " the job"
-        for name in sorted({*ours["made_with"], *theirs["made_with"]})
-        if ours["made_with"].get(name) != theirs["made_with"].get(name)
+        for name in sorted({*ours["made_with"], *wanted})
+        if ours["made_with"].get(name) != wanted.get(name)
     ]
     why = "; ".join(differing) or "the releases are the same, so the machine differs"
     return (

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
 import torch
@@ -29,7 +29,7 @@ from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
 from . import foreign
 from .class_names import names_fault
-from .foreign import DEFAULT_INPUT, TORCHVISION, Foreign
+from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
 from .registry import NETWORKS, Norm, Shape
 
 # raised when a model of this file, or what it begins with, changes: it enters the job's model
@@ -37,10 +37,12 @@ from .registry import NETWORKS, Norm, Shape
 MODEL_VERSION = 2
 FOREIGN = ("head", "options")  # fields of models from outside the table
 
-# parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
-LARGEST_MODEL = 2**28
-
 Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
+SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
+OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
+Option: TypeAlias = bool | int | float | str
+LONGEST_OPTION = 1024  # characters
+LARGEST_NUMBER = 2**53 - 1  # what canonical JSON can hold
 
 
 class ModelOptions(Strict):
@@ -52,9 +54,9 @@ class ModelOptions(Strict):
 
     name: str
     """Of the table, ``torchvision:…``, or of an installed package (foreign.py)."""
-    head: tuple[str, ...] | None = None
+    head: Annotated[tuple[SubmoduleName, ...], Field(max_length=64)] | None = None
     """Submodules of a model from outside the table that become the part ``classifier``."""
-    options: dict[str, bool | int | float | str] | None = None
+    options: Annotated[dict[OptionName, Option], Field(max_length=64)] | None = None
     """Further arguments of such a model's builder.
 
     In a document a decimal is ``{"decimal": "0.5"}``, which no text can be taken for.
@@ -86,22 +88,25 @@ class ModelOptions(Strict):
     def _one_or_several(cls, head: object) -> object:
         return (head,) if isinstance(head, str) else head
 
+    @pydantic.field_validator("head")
+    @classmethod
+    def _apart(cls, head: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in head or ():
+            others = [other for other in head or () if f"{other}.".startswith(f"{name}.")]
+            if len(others) > 1:
+                raise ValueError(f"{name!r} is named twice, or has another of the names within it")
+        # As names of one module's layers they have no dots.
+        if len({name.replace(".", "_") for name in head or ()}) < len(head or ()):
+            raise ValueError("two names differ only in dots and underscores")
+        return head
+
     @pydantic.field_validator("options", mode="before")
     @classmethod
-    def _decimals(cls, options: object) -> object:
+    def _numbers(cls, options: object) -> object:
         if not isinstance(options, Mapping):
             return options
-        read: dict[str, object] = {}
-        for name, value in options.items():
-            match value:
-                case {"decimal": str(text), **rest} if not rest:
-                    read[name] = float(text)
-                case float() if not isfinite(value):
-                    raise ValueError(f"{name} = {value}; give a finite number")
-                case _:
-                    read[name] = value
         # One spelling of none.
-        return read or None
+        return {str(name): _option(str(name), value) for name, value in options.items()} or None
 
     @pydantic.model_serializer(mode="wrap")
     def _written(self, serialise: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,8 +129,11 @@ class ModelOptions(Strict):
             raise ValueError(f"model {self.name!r} has the norm of its own code; leave norm out")
         # A job names the size, and a silo must not run out of memory by building the model.
         # A sketch has all shapes, and takes no memory.
-        modules = _sketched(self).values()
-        size = sum(tensor.numel() for module in modules for tensor in module.parameters())
+        try:
+            modules = _sketched(self).values()
+        except LocalError as error:
+            raise ValueError(str(error)) from error
+        size = sum(tensor.numel() for module in modules for tensor in module.state_dict().values())
         if size > LARGEST_MODEL:
             raise ValueError(
                 f"model {self.name!r} with this input and these classes has {size:,} parameters; "
@@ -164,6 +172,24 @@ class ModelOptions(Strict):
         return self
 
 
+def _option(name: str, value: object) -> object:
+    """An option's value, whether as a person writes it or as a document has it."""
+    match value:
+        case {"decimal": str(text), **rest} if not rest:
+            value = float(text[:32])
+    match value:
+        case float() if not isfinite(value):
+            raise ValueError(f"{name[:64]} = {value}; give a finite number")
+        case int() if abs(value) > LARGEST_NUMBER:
+            raise ValueError(f"{name[:64]} is a whole number beyond ±{LARGEST_NUMBER:,}; lower it")
+        case str() if len(value) > LONGEST_OPTION:
+            raise ValueError(f"{name[:64]} has over {LONGEST_OPTION:,} characters; shorten it")
+        case bool() | int() | float() | str():
+            return value
+        case _:
+            raise ValueError(f"{name[:64]}: give true, false, a number or a text")
+
+
 def input_shape(options: ModelOptions) -> Shape:
     """Channels, height and width of one record.
 
@@ -180,7 +206,9 @@ def wanted(options: ModelOptions) -> Foreign | None:
     if options.name in NETWORKS:
         return None
     further = tuple(sorted((options.options or {}).items()))
-    return Foreign(options.name, input_shape(options), options.classes, options.head or (), further)
+    spelt = ", ".join(f"{name} = {value!r}" for name, value in further) or "none"
+    shape, head = input_shape(options), options.head or ()
+    return Foreign(options.name, shape, options.classes, head, further, spelt)
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:
@@ -227,7 +255,20 @@ def has_batch_norm(options: ModelOptions) -> bool:
 
 def draws_randomly(options: ModelOptions) -> bool:
     """True if training the model takes random numbers, as dropout does."""
-    return foreign.draws_randomly(_sketched(options))
+    return foreign.traits_of(_sketched(options)).draws
+
+
+def couples_records(options: ModelOptions) -> bool:
+    """True if a record's training depends on the others of its batch, or moves a buffer.
+
+    Batch norm is such a layer. No clip bounds what such a record changes.
+    """
+    return has_batch_norm(options) or foreign.traits_of(_sketched(options)).couples
+
+
+def maps(options: ModelOptions) -> bool:
+    """True if ``torch.vmap`` can run the model, as stacked silos and gradients per record need."""
+    return foreign.traits_of(_sketched(options)).maps
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -271,7 +312,7 @@ def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.M
     whole = foreign.construct(outside, seed, prefix)
     made = foreign.split(whole, outside.name, outside.head)
     for part, module in made.items():
-        setattr(module, foreign.DRAWS, foreign.draws_randomly({part: parts[part]}))
+        setattr(module, foreign.TRAITS, foreign.traits_of(parts))
         initialise(module, seed, prefix + part, made=True)
     return made
 

@@ -15,21 +15,30 @@ head: they become the part ``classifier``, and the module without them becomes `
 tensors keep the names that they have in the module's own ``state_dict``.
 
 Whoever installed the package decided to run its code; a job only names a model, and no code comes
-with it. A package is imported when a job names its model, and not before.
+with it. A package is imported when a job names its model, and not before. Whatever its code raises
+is a LocalError here.
 """
 
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import chain
 from math import prod
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
+from ...errors import LocalError
 from ...files import packages
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
@@ -38,9 +47,12 @@ from .torchvision_import import torchvision
 
 TORCHVISION = "torchvision:"
 DEFAULT_INPUT = (3, 224, 224)  # of torchvision's classifiers
-# What another project's code may raise where it is called with what it does not take.
-MISUSES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-DRAWS = "draws_randomly"  # attribute of a part whose training takes random numbers
+LARGEST_INPUT = 2**24  # numbers of a record: the check makes two records
+# Parameters and buffers, 1 GiB: whoever reads a job makes its model, so a job must not take all
+# memory.
+LARGEST_MODEL = 2**28
+FIX = "correct model.input, model.options or model.head, or choose another model"
+TRAITS = "traits"  # attribute of a part of such a model
 
 Builder = Callable[..., nn.Module]
 
@@ -49,7 +61,8 @@ Builder = Callable[..., nn.Module]
 class Foreign:
     """A model from outside the table, as a job asks for it.
 
-    ``options`` are further arguments of its builder, as pairs of name and value.
+    ``options`` are further arguments of its builder, as pairs of name and value; ``spelt`` is their
+    text, since True, 1 and 1.0 are equal and not the same argument.
     """
 
     name: str
@@ -57,45 +70,45 @@ class Foreign:
     outputs: int
     head: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] = ()
+    spelt: str = ""
+
+    @property
+    def where(self) -> str:
+        """The model's name, at the beginning of an error."""
+        return f"model {self.name!r}"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What training a model does that not every engine, and no private job, can have."""
+
+    draws: bool = False  # layers take random numbers, as dropout does
+    couples: bool = (
+        False  # a record's output depends on the others of its batch, or changes a buffer
+    )
+    maps: bool = True  # ``torch.vmap`` can run it
 
 
 def names() -> list[str]:
     """Names of the models of installed packages; none of them is imported."""
-    return sorted({entry.name for entry in entry_points(group=packages.MODELS)})
+    return packages.names(packages.MODELS)
 
 
 def releases_of(name: str) -> dict[str, str]:
     """Versions, by package, of the code that makes a model: torch, and its own package."""
-    own = {"torchvision": version("torchvision")}
-    if not name.startswith(TORCHVISION):
-        own = {
-            each.dist.name: each.dist.version
-            for each in packages.entries(packages.MODELS, name)
-            if each.dist
-        }
-    return {"torch": torch.__version__, **own}
+    if name.startswith(TORCHVISION):
+        return {"torch": torch.__version__, "torchvision": version("torchvision")}
+    own = packages.package(packages.MODELS, name, f"model {name!r}")
+    return {"torch": torch.__version__, own.name: own.version}
 
 
 def builder(name: str) -> Builder:
-    """The function that makes a model; ValueError names the package whose entry point is wrong."""
+    """The function that makes a model; LocalError names the package whose entry point is wrong."""
     if name.startswith(TORCHVISION):
         return _of_torchvision(name)
-    found = packages.entries(packages.MODELS, name)
-    if not found:
-        raise ValueError(f"unknown model {name!r}; install the package that has it")
-    if len(found) > 1:
-        owners = " and ".join(sorted(map(packages.shown, found)))
-        raise ValueError(
-            f"model {name!r} is in {owners}, which are installed here; uninstall all but one"
-        )
-    where = f"model {name!r}, which is {found[0].value!r} of package {packages.shown(found[0])}"
-    try:
-        made: Any = found[0].load()
-    # Another project's code: an error in its import must name the package.
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"{where}, cannot be imported: {error}; reinstall that package") from error
+    made, where = packages.load(packages.MODELS, name, f"model {name!r}")
     if not callable(made):
-        raise ValueError(f"{where}, is no function; correct the entry point")  # noqa: TRY004
+        raise LocalError(f"{where}, is not a function; correct the entry point")
     return made  # type: ignore[no-any-return]
 
 
@@ -104,12 +117,11 @@ def _of_torchvision(name: str) -> Builder:
     own = name.removeprefix(TORCHVISION)
     known = models.list_models(module=models)
     if own not in known:
-        raise ValueError(
+        raise LocalError(
             f"unknown model {name!r}; torchvision.models has {', '.join(sorted(known))}"
         )
 
     def make(_: Shape, outputs: int, **options: Any) -> nn.Module:
-        # The names of its arguments, since builders pass any others on to their networks.
         made: nn.Module = models.get_model(own, weights=None, num_classes=outputs, **options)
         return made
 
@@ -119,22 +131,24 @@ def _of_torchvision(name: str) -> Builder:
 def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
     """The whole model on the CPU, with the values that its own code gives it.
 
-    The same seed, prefix and releases give the same values. ValueError where it cannot be made.
+    The same seed, prefix and releases give the same values. LocalError where it cannot be made, or
+    has more than LARGEST_MODEL parameters and buffers.
     """
     make = builder(wanted.name)
+    what = (
+        f"{wanted.where} with input {list(wanted.shape)}, {wanted.outputs} outputs and options"
+        f" {wanted.spelt[: packages.LONGEST_WHY]} cannot be made"
+    )
     # Not on "meta", which the caller may have set: the values are needed.
-    with torch.device("cpu"), drawing(stream(seed, "", 0, f"init/{prefix}")):
-        try:
-            whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
-        except MISUSES as error:
-            raise ValueError(
-                f"model {wanted.name!r} with input {list(wanted.shape)}, {wanted.outputs} outputs"
-                f" and options {dict(wanted.options)} cannot be made: {error}"
-            ) from error
+    with (
+        torch.device("cpu"),
+        drawing(stream(seed, "", 0, f"init/{prefix}")),
+        packages.others_code(what, FIX),
+        _bounded(wanted),
+    ):
+        whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
     if not isinstance(whole, nn.Module):
-        raise ValueError(  # noqa: TRY004 - pydantic reports ValueError only
-            f"model {wanted.name!r} is a {type(whole).__name__}, not a torch.nn.Module"
-        )
+        raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
     # In place, a layer would overwrite the input that gradients per record need.
     for module in whole.modules():
         if getattr(module, "inplace", False):
@@ -142,15 +156,47 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
     return whole
 
 
+@contextmanager
+def _bounded(wanted: Foreign) -> Iterator[None]:
+    """LocalError once the modules that this thread makes have too many numbers.
+
+    A layer registers its tensors before it fills them, so memory that was never touched is all
+    that the last one has taken.
+    """
+    thread, size = get_ident(), 0
+
+    def count(_: nn.Module, __: str, tensor: Tensor | None) -> None:
+        nonlocal size
+        if tensor is None or get_ident() != thread:
+            return
+        size += tensor.numel()
+        if size > LARGEST_MODEL:
+            raise LocalError(
+                f"{wanted.where} has more than {LARGEST_MODEL:,} parameters and buffers, the most"
+                " that a model may have; choose a smaller one"
+            )
+
+    hooks = (
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Module]:
     """The module's parts: ``classifier`` is its head, ``extractor`` is the module without it.
 
-    ``head`` names submodules in the order in which they run. ``whole`` becomes the extractor, with
-    an identity in place of each. ValueError where a name is none of its submodules.
+    ``head`` names submodules in the order in which they run; none is within another. ``whole``
+    becomes the extractor, with an identity in place of each. LocalError where a name is not that of
+    a submodule.
     """
     last = ", ".join(repr(each) for each in _last(whole))
     if not head:
-        raise ValueError(
+        raise LocalError(
             f"model {model!r}: model.head is missing; name the submodules that run last, which"
             f" become the classifier; the last ones with parameters are {last}"
         )
@@ -159,7 +205,7 @@ def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Mod
         try:
             found[name] = whole.get_submodule(name)
         except AttributeError as error:
-            raise ValueError(
+            raise LocalError(
                 f"model.head = {name!r}: unknown submodule of {model!r}; the last ones with"
                 f" parameters are {last}"
             ) from error
@@ -169,7 +215,7 @@ def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Mod
     if len(found) == 1:
         (classifier,) = found.values()
     else:
-        # A name with a dot is none that a module can have.
+        # A module's name has no dots.
         named = ((name.replace(".", "_"), module) for name, module in found.items())
         classifier = nn.Sequential(OrderedDict(named))
     return {"extractor": whole, "classifier": classifier}
@@ -188,103 +234,149 @@ def _held(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
-    """The model's parts without values, checked; a ValueError says what is wrong with them.
+    """The model's parts without values, checked; a LocalError says what is wrong with them.
 
     Two made-up records go through the whole module and through its parts, in evaluation and in
-    training mode: the outputs must be the same bit for bit. Parts are marked where training takes
-    random numbers, as with dropout.
+    training mode: the outputs must be the same bit for bit. The parts have the model's ``Traits``.
     """
-    whole = construct(wanted, seed)
-    parts = split(copy.deepcopy(whole), wanted.name, wanted.head)
-    side = prod(wanted.shape)
-    x = torch.linspace(-1, 1, 2 * side).reshape(2, *wanted.shape)
-    draws = False
-    with torch.no_grad(), torch.device("cpu"):
-        for training in (False, True):
-            for module in (whole, *parts.values()):
-                module.train(training)
-            # Both draw the same, so dropout before and after the head would show.
-            with drawing(stream(0, "", 0, "check")):
-                before = torch.get_rng_state()
-                expected = _called(wanted, whole, x)
-                draws = not torch.equal(before, torch.get_rng_state())
-            with drawing(stream(0, "", 0, "check")):
-                features = _called(wanted, parts["extractor"], x)
-                found = _called(wanted, parts["classifier"], features)
-            _check_outputs(wanted, expected, features, found)
-
-    for part, module in parts.items():
-        if fault := tensors_fault(module):
-            raise ValueError(f"model {wanted.name!r}: its {part} {fault}")
-    shared = {*map(id, _tensors(parts["extractor"]))} & {*map(id, _tensors(parts["classifier"]))}
-    if shared:
-        raise ValueError(
-            f"model {wanted.name!r}: its head shares tensors with the layers before it; name a"
-            " head that has its own"
+    if prod(wanted.shape) > LARGEST_INPUT:
+        raise LocalError(
+            f"{wanted.where}: model.input = {list(wanted.shape)} has over {LARGEST_INPUT:,}"
+            " numbers; lower it"
         )
+    whole = construct(wanted, seed)
+    with packages.others_code(f"{wanted.where} does not work", FIX):
+        parts = split(copy.deepcopy(whole), wanted.name, wanted.head)
+        _check_tensors(wanted, parts)
+        x = torch.linspace(-1, 1, 2 * prod(wanted.shape)).reshape(2, *wanted.shape)
+        with torch.no_grad(), torch.device("cpu"):
+            traits = _compared(wanted, whole, parts, x)
+            maps = _maps(parts, x)
     for module in parts.values():
-        setattr(module, DRAWS, draws)
+        setattr(module, TRAITS, replace(traits, maps=maps))
         module.to("meta")
     return parts
 
 
-def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
-    """What a module makes of two records; ValueError where it is no tensor of two rows."""
+def _compared(
+    wanted: Foreign, whole: nn.Module, parts: Mapping[str, nn.Module], x: Tensor
+) -> Traits:
+    """How the module trains; LocalError unless its parts compute what it computes."""
+    buffers = [tensor.clone() for tensor in whole.buffers()]
+    traits = Traits()
+    for training in (False, True):
+        for module in (whole, *parts.values()):
+            module.train(training)
+        # Both draw the same, so dropout before and after the head would show.
+        with _same_draws():
+            before = torch.get_rng_state()
+            expected = _called(wanted, whole, x)
+            draws = not torch.equal(before, torch.get_rng_state())
+        with _same_draws():
+            features = _called(wanted, parts["extractor"], x)
+            found = _called(wanted, parts["classifier"], features)
+        _check_outputs(wanted, expected, features, found)
+        traits = replace(traits, draws=draws)
+
+    # In training mode: the first record with another second one.
+    moved = not all(map(torch.equal, buffers, whole.buffers()))
+    with _same_draws():
+        other = _called(wanted, whole, torch.stack([x[0], -2 * x[1]]))
+    same = torch.equal(expected[0].nan_to_num(), other[0].nan_to_num())
+    return replace(traits, couples=moved or not same)
+
+
+def _same_draws() -> Any:
+    return drawing(stream(0, "", 0, "check"))
+
+
+def _maps(parts: Mapping[str, nn.Module], x: Tensor) -> bool:
+    """True if ``torch.vmap`` can run the parts with the values of several silos."""
+    values = [
+        {name: torch.stack([tensor, tensor]) for name, tensor in _named(module)}
+        for module in parts.values()
+    ]
+
+    def run(*of: Mapping[str, Tensor]) -> Tensor:
+        y = x
+        for module, own in zip(parts.values(), of, strict=True):
+            y = functional_call(module, dict(own), (y,))
+        return y
+
     try:
+        with _same_draws():
+            vmap(run, randomness="different")(*values)
+    # Not every layer has a rule for it.
+    except RuntimeError:
+        return False
+    return True
+
+
+def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
+    """The output for two records; LocalError where it is not one tensor of two rows."""
+    with packages.others_code(f"{wanted.where} does not take two records {list(x.shape)}", FIX):
         y: Any = module(x)
-    except MISUSES as error:
-        raise ValueError(
-            f"model {wanted.name!r} does not take two records {list(x.shape)}: {error}; correct"
-            " model.input or model.head"
-        ) from error
     if not isinstance(y, Tensor) or not y.ndim or len(y) != 2:
         shown = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(
-            f"model {wanted.name!r} makes {shown} of two records; it has to return one tensor with"
-            " a row per record, in training too"
+        raise LocalError(
+            f"{wanted.where} makes {shown} of two records; it has to return one tensor with a row"
+            " per record, in training too"
         )
     return y
 
 
 def _check_outputs(wanted: Foreign, expected: Tensor, features: Tensor, found: Tensor) -> None:
     if tuple(expected.shape) != (2, wanted.outputs):
-        raise ValueError(
-            f"model {wanted.name!r} makes {list(expected.shape)} of two records, and the job has"
+        raise LocalError(
+            f"{wanted.where} makes {list(expected.shape)} of two records, and the job has"
             f" {wanted.outputs} classes; it has to return [2, {wanted.outputs}]"
         )
     if features.ndim != 2:
-        raise ValueError(
-            f"model {wanted.name!r}: what comes before the head is {list(features.shape)} of two"
-            " records, and has to be [2, features]; name a later submodule in model.head"
+        raise LocalError(
+            f"{wanted.where}: what comes before the head is {list(features.shape)} of two records,"
+            " and has to be [2, features]; name a later submodule in model.head"
         )
     if not torch.equal(expected, found):
-        raise ValueError(
-            f"model {wanted.name!r}: its head, {' then '.join(wanted.head)}, after the layers"
-            " before it does not give the output of the whole model; name in model.head exactly"
-            " what runs last, in order"
+        raise LocalError(
+            f"{wanted.where}: its head, {' then '.join(wanted.head)}, after the layers before it"
+            " does not give the output of the whole model; name in model.head exactly what runs"
+            " last, in order"
         )
 
 
-def tensors_fault(module: nn.Module) -> str:
-    """What is wrong with a part's tensors, for a text that begins with its name; or empty."""
-    named = [*module.named_parameters(remove_duplicate=False)]
+def _check_tensors(wanted: Foreign, parts: Mapping[str, nn.Module]) -> None:
     owners: dict[int, str] = {}
-    for name, tensor in named:
-        if tensor.dtype != torch.float32:
-            return f"has parameter {name!r} of {tensor.dtype}; parameters have to be float32"
-        if id(tensor) in owners:
-            return (
-                f"has one tensor as {owners[id(tensor)]!r} and {name!r}; tied weights do not work"
-                " yet, so give each its own"
-            )
-        owners[id(tensor)] = name
-    return ""
+    for part, module in parts.items():
+        kept = module.state_dict().keys()
+        for name, tensor in _named(module):
+            where = f"{wanted.where}: its {part} has {name!r}"
+            if tensor.dtype != torch.float32 and isinstance(tensor, nn.Parameter):
+                raise LocalError(f"{where} of {tensor.dtype}; parameters have to be float32")
+            # Such a buffer is in no state, and so in no contribution and no file.
+            if name not in kept:
+                raise LocalError(f"{where}, which is not persistent; register it as persistent")
+            if id(tensor) in owners:
+                raise LocalError(
+                    f"{where}, which is {owners[id(tensor)]!r} too; tied weights do not work yet,"
+                    " so give each its own"
+                )
+            owners[id(tensor)] = f"{part}.{name}"
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return chain(module.parameters(), module.buffers())
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def traits_of(modules: Mapping[str, nn.Module]) -> Traits:
+    """The traits of a model's parts; those of the table do nothing of the kind, but for norms."""
+    for module in modules.values():
+        found = getattr(module, TRAITS, None)
+        if isinstance(found, Traits):
+            return found
+    return Traits()
 
 
 def draws_randomly(modules: Mapping[str, nn.Module]) -> bool:
     """True if training one of these parts takes random numbers from torch's generator."""
-    return any(getattr(module, DRAWS, False) for module in modules.values())
+    return traits_of(modules).draws

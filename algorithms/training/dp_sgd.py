@@ -281,7 +281,8 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
         value = stage.loss(parts, x[None], y[None], stage.context)[0]
         return value, value
 
-    each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0))
+    # Layers that draw, such as dropout, draw for each record.
+    each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
 
     def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         found, losses = each(values, x, y)

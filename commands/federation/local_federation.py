@@ -19,7 +19,7 @@ from ...algorithms.data.dataset import Dataset, save_npz, split
 from ...algorithms.job.job import Job, JobFile
 from ...algorithms.job.security import FEWEST
 from ...errors import LocalError
-from ...files.documents import canonical_json, validate, write_atomic
+from ...files.documents import canonical_json, parse_json, read_bytes, validate, write_atomic
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
@@ -198,7 +198,13 @@ def write_coordinator(
     """The coordinator's configuration: these jobs in turn.
 
     ``jobs`` are names of signed jobs. With port 0 the system chooses a port, which the daemon logs.
+    Whoever makes a local federation lets all its jobs run the code that they name.
     """
+    signed = [
+        parse_json(read_bytes(path), str(path))["document"]
+        for path in (federation.folder / "jobs").glob("*.json")
+    ]
+    packages = {package["name"] for job in signed for package in job.get("packages", ())}
     document = {
         "version": 1,
         "listen": listen,
@@ -206,6 +212,7 @@ def write_coordinator(
         "keys": "keys",
         "roster": "../roster.json",
         "jobs": [f"../jobs/{name}.json" for name in jobs],
+        "packages": sorted(packages),
         "log": "json",
         "trust": _trust(federation),
         "timing": dict(timing),

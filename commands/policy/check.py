@@ -75,7 +75,7 @@ def check(
     try:
         # The agent's checks of an offered job, in its order.
         job, signer = checks.read_job(
-            read_bytes(signed_job), members, str(signed_job), found.file.packages
+            read_bytes(signed_job), members, found.file.packages, str(signed_job)
         )
         # Only a configuration says which silo this is.
         if silo:

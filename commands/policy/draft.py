@@ -34,6 +34,7 @@ from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.releases import upload_releases
 from ..console import examples, printer
 from ..console.output import number
+from ..console.package_option import Packages
 from ..console.toml import to_toml
 from ..privacy import budget_text
 from .visibility import FOR_SILOS, ROWS, SHARED, way_of
@@ -115,6 +116,7 @@ def new(
     dataset: Annotated[
         str, typer.Option(help="The silo's data set, as its configuration calls it.")
     ] = policies.DATASET,
+    package: Packages = None,
 ) -> None:
     """Write a policy that allows what these jobs upload, and nothing else.
 
@@ -122,7 +124,10 @@ def new(
     records.
     """
     members = rosters.load(roster)
-    jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    jobs = [
+        checks.read_job(read_bytes(path), members, package or (), str(path))[0]
+        for path in signed_jobs
+    ]
 
     # Parsed as the agent will parse it, so that no draft is written that it would reject.
     text = draft(jobs, dataset=dataset)
@@ -137,11 +142,6 @@ def new(
             f"{out}: as written, this policy declines {names}. When silos drop out, these jobs sum"
             " whichever silos are left, and over many rounds such sums reveal single contributions;"
             ' if you accept that, remove the # from the line dropouts = "any"'
-        )
-    if names := ", ".join(repr(job.name) for job in jobs if job.packages):
-        printer.show(
-            f"{out}: as written, this policy declines {names}. These jobs run code of packages that"
-            " are not Staddle's; if you trust it, remove the # from the line that begins packages ="
         )
     if names := trusting_jobs(jobs):
         printer.show(
@@ -234,7 +234,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
             " --config SILO.toml"
         ),
         "version = 1",
-        *_code(jobs, trust=trust),
+        *_code(jobs),
         "",
         "[limits]",
         *_comment(
@@ -345,21 +345,16 @@ def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
     return _decision(why, keep, decide, f'trust = "{TRUSTED}"', trust=trust)
 
 
-def _code(jobs: Sequence[Job], *, trust: bool) -> list[str]:
-    """The line for jobs that run code of other packages."""
+def _code(jobs: Sequence[Job]) -> list[str]:
+    """The line for jobs that run code of other packages; whoever drafts has named these."""
     names = sorted({package.name for job in jobs for package in job.packages})
     if not names:
         return []
     why = (
-        f"These jobs run code of the installed packages {', '.join(names)}, which can do whatever"
-        " this program can do."
+        f"Jobs may run code of the installed packages {', '.join(names)}, which can do whatever"
+        " this program can do. Keep this line only if you trust that code."
     )
-    keep = "Keep this line only if you trust that code."
-    decide = (
-        "Only you can decide whether to trust it. As written, this policy declines such jobs; to"
-        " accept them, read the code and remove the # from the line below."
-    )
-    return _decision(why, keep, decide, f"packages = {json.dumps(names)}", trust=trust)
+    return [*_comment(why), f"packages = {json.dumps(names)}"]
 
 
 def _decision(why: str, keep: str, decide: str, line: str, *, trust: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """What ``staddle privacy plan`` says of a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from ...security.identity.keys import Role
 from ...security.identity.signed_document import SignedDocument, verify_document
 from ..console import printer
 from ..console.output import number
+from ..console.package_option import Packages
 from .noise import planned
 
 UNSIGNED = "signature not checked (give --roster)"
@@ -50,6 +51,7 @@ def plan(
         int | None,
         typer.Option(min=1, help="Training records of a silo: what a step on them looks like."),
     ] = None,
+    package: Packages = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Say what each kind of release of a private job costs, and all of them together.
@@ -62,7 +64,7 @@ def plan(
         raise LocalError(
             f"--delta {delta:g}: give a number between 0 and 1, below 1 / the number of records"
         )
-    document, lines = explained(job_file, roster, delta, records)
+    document, lines = explained(job_file, roster, delta, records, package or ())
     if as_json:
         printer.show_json(document)
         return
@@ -70,14 +72,18 @@ def plan(
 
 
 def explained(
-    path: Path, roster: Path | None, delta: float | None, records: int | None
+    path: Path,
+    roster: Path | None,
+    delta: float | None,
+    records: int | None,
+    packages: Collection[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan as plain values, and what is said below its table.
 
-    Without ``delta`` the job's own counts; without ``records`` there is no batch. LocalError for a
-    job without [privacy].
+    Without ``delta`` the job's own counts; without ``records`` there is no batch. A signed job runs
+    code of these ``packages`` only. LocalError for a job without [privacy].
     """
-    job, given = _read(path, roster)
+    job, given = _read(path, roster, packages)
     sigma, at = signed_sigma(job), job.private.delta if delta is None else delta
     batch = {} if records is None else {"batch": _batch(job, sigma, records, at)}
 
@@ -153,7 +159,7 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
         printer.show(line)
 
 
-def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
+def _read(path: Path, roster: Path | None, packages: Collection[str]) -> tuple[Job, bool]:
     """The job with its noise, and whether the file has it."""
     # A signed job is JSON, a job file is TOML.
     if path.suffix == ".json":
@@ -163,7 +169,7 @@ def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
         else:
             # No signature was checked: the output says so (UNSIGNED).
             document = validate(signed, SignedDocument, str(path)).document
-        job = Job.from_document(document, str(path))
+        job = Job.from_document(document, str(path), packages)
     else:
         job = Job.from_toml(path).for_federation()
     if job.privacy is None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import log
+from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import parse_json
@@ -27,13 +28,14 @@ from .guard import Context, caller
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 
 
-def job_of(signed: bytes, roster: Roster, origin: str) -> Job:
+def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str) -> Job:
     """The job of a signed file: an operator of the roster signed it, and its silos stand there.
 
-    LocalError or PeerError say what is wrong.
+    ``allowed`` are the installed packages whose code may run. LocalError or PeerError say what is
+    wrong.
     """
     document = verify_document(parse_json(signed, origin), roster, Role.OPERATOR, JOB)
-    job = Job.from_document(document, origin)
+    job = Job.from_document(document, origin, allowed)
     for silo in job.silos:
         if silo not in roster or roster[silo].role is not Role.SILO:
             raise LocalError(
@@ -62,7 +64,11 @@ class Operations:
         try:
             # In a thread, so that other calls run meanwhile.
             job = await asyncio.to_thread(
-                job_of, request.signed_job, self._daemon.roster, "the submitted job"
+                job_of,
+                request.signed_job,
+                self._daemon.roster,
+                self._daemon.config.packages,
+                "the submitted job",
             )
         except PeerError as error:
             raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error

@@ -1,20 +1,17 @@
 """May this job run here? Numbered checks in running order, before anything trains or leaves."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, pairwise
-from typing import Any
 
-from ...algorithms.catalog import METHODS
 from ...algorithms.data.dataset import Dataset, split
 from ...algorithms.exchange.parts import Gram, Mix, Part, Tensors
+from ...algorithms.job.foreign_code import Allowed, not_listed, unlisted
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import load_weights
-from ...algorithms.models.registry import NETWORKS
 from ...algorithms.training.record_checks import check_records, check_training
 from ...errors import LocalError, PeerError, RefusedError
-from ...files import packages
 from ...files.documents import parse_json
 from ...security.arithmetic.fixedpoint import scale_exponent
 from ...security.blind.plan import JobPlan
@@ -75,15 +72,12 @@ class Outflow:
 
 
 def read_job(
-    signed: bytes,
-    roster: Roster,
-    origin: str = "the offered job",
-    allowed: Collection[str] | None = None,
+    signed: bytes, roster: Roster, allowed: Allowed, origin: str = "the offered job"
 ) -> tuple[Job, str]:
     """The job of a signed file and its signer; checks (1) and (2) of ``admit``.
 
-    ``allowed`` are the installed packages whose code may run; None: all of them. RefusedError with
-    the code JOB_SIGNATURE, POLICY or JOB_INVALID.
+    ``allowed`` are the installed packages whose code may run. RefusedError with the code
+    JOB_SIGNATURE, POLICY or JOB_INVALID.
     """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
@@ -93,35 +87,17 @@ def read_job(
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
 
-    # Before any code of a package runs: to read the job is to import it.
-    if allowed is not None and (names := _not_allowed(document, allowed)):
-        why = (
-            f"the job runs code of the installed package {' and '.join(names)}, and the policy has"
-            f" packages = {sorted(allowed)}; read that code, and add the package if jobs may run it"
-        )
-        raise RefusedError(coordinator, "POLICY", why)
+    if names := unlisted(document, allowed):
+        raise RefusedError(coordinator, "POLICY", not_listed(names))
 
     # (2) Our code gives the same schema: same method, model and versions; and what it spends is
     # what it says.
     try:
-        job = Job.from_document(document, origin)
+        job = Job.from_document(document, origin, allowed)
         check_signed(job)
         return job, signed_document["signer"]
     except LocalError as error:
         raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
-
-
-def _not_allowed(document: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
-    """Packages whose code a job names, as far as they are installed here, and may not run."""
-    known, found = {packages.normal(name) for name in allowed}, set()
-    named = (("method", packages.METHODS, METHODS), ("model", packages.MODELS, NETWORKS))
-    for key, entry_group, own in named:
-        table = document.get(key)
-        name = table.get("name") if isinstance(table, Mapping) else None
-        # A name of the table is never that of a package.
-        if isinstance(name, str) and name not in own:
-            found.add(packages.named(entry_group, name))
-    return sorted(name for name in found if name and packages.normal(name) not in known)
 
 
 def check_member(job: Job, silo: str, roster: Roster) -> None:
@@ -438,7 +414,7 @@ def admit(
     """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema, and may run.
-    job, signer = read_job(signed, roster, allowed=policy.file.packages)
+    job, signer = read_job(signed, roster, policy.file.packages)
     plan = JobPlan(job)
 
     # (3) We are one of its silos.

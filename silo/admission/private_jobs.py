@@ -8,7 +8,6 @@ are some and that they fit the model. Facts about the records are advice to the 
 from collections.abc import Iterator
 from decimal import Decimal
 
-from ...algorithms.catalog import package_of
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
 from ...algorithms.training.accountant import PrivateSilo
@@ -108,12 +107,12 @@ def advice(job: Job, records: int) -> Iterator[str]:
         return
     # (1) We know who vouches for the code: it could get around all that follows what it computes
     # (taint.py).
-    if package := package_of(job.method_name):
+    for package in job.packages:
         yield (
-            f"method {job.method_name!r} is code of the installed package {package}, not of"
-            " Staddle: its taints are followed to find mistakes, not to stop code that means to"
-            " leak, so the privacy promise is only as good as that code; read it, or decline the"
-            " job (docs/privacy.md)"
+            f"the job runs code of the installed package {package.name} {package.version}, not of"
+            " Staddle: taints are followed to find mistakes, not to stop code that means to leak,"
+            " so the privacy promise is only as good as that code; read it, or decline the job"
+            " (docs/privacy.md)"
         )
 
     # (2) Steps draw records.

@@ -17,7 +17,7 @@ from ...algorithms.engines.engine import Engine, Records, Serial
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.engines.vmap_engine import Stacked
 from ...algorithms.job.job import Job
-from ...algorithms.models.build import draws_randomly
+from ...algorithms.models.build import draws_randomly, maps
 from ...algorithms.numerics.devices import Precision, check_precision, find, gibibytes
 from ...errors import LocalError
 from .device import Device
@@ -133,7 +133,7 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
     def engine(job: Job) -> Engine:
         # Layers would draw other numbers if silos were stacked, and the same in each replayed step.
         draws = draws_randomly(job.model)
-        if draws or not gpu.stacked:
+        if draws or not maps(job.model) or not gpu.stacked:
             way = way_on(cuda, precision, graphs=gpu.graphs and not draws)
             return Serial(job, records, device=cuda, way=way)
         recorder: Graphs | AsItIs = AsItIs()

@@ -130,7 +130,7 @@ def _drawn(population: Population) -> bytes | None:
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
     # Not federated: a simulation's draws follow from its seed.
-    job = Job.from_document(run.identity.job, str(run.folder), federated=False)
+    job = Job.from_document(run.identity.job, str(run.folder), None, federated=False)
     found = heatmaps.heat_map(job, run.coordinator(), run.model)
     if found is None:
         return None

@@ -208,7 +208,7 @@ def _first_of_each(groups: Groups) -> list[Recorded]:
 
 
 def _job(run: Recorded) -> Job:
-    return Job.from_document(run.identity.job, str(run.folder), federated=False)
+    return Job.from_document(run.identity.job, str(run.folder), None, federated=False)
 
 
 def _job_less_seed(run: Recorded) -> Mapping[str, Any]:

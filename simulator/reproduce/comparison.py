@@ -272,7 +272,7 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
 
     # runs of a label differ in the seed alone
     first = scored[0]
-    job = Job.from_document(first.identity.job, str(first.folder), federated=False)
+    job = Job.from_document(first.identity.job, str(first.folder), None, federated=False)
     return Ran(
         score=spread(values),
         over_silos=fmean(over_silos),

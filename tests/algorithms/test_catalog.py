@@ -71,7 +71,7 @@ def test_a_method_of_another_package_is_found_and_works_in_a_job(installed, make
     assert "some_methods" not in sys.modules  # to be listed, it need not be imported
     job = make_job("foreign")
     assert type(job.method()).__module__ == "some_methods"
-    assert Job.from_document(job.document(), "wire").digest == job.digest
+    assert Job.from_document(job.document(), "wire", None).digest == job.digest
     assert job.document()["method_digest"] != make_job("fedper").document()["method_digest"]
 
 
@@ -79,12 +79,18 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     info = installed("old_methods", version=1, foreign="Foreign")
     document = make_job("foreign").document()
     (info / "entry_points.txt").unlink()
-    said = r"unknown method 'foreign'; install the package that has it, or name one of apfl, "
-    with refused(said):
-        Job.from_document(document, "wire")
+    with refused(r"key packages, .* differs \(old_methods: none here, 0.1, SHA-256 \w{64} in the"):
+        Job.from_document(document, "wire", None)
     installed("new_methods", version=2, foreign="Foreign")
-    with refused(r"method.version = 1: this silo's foreign version differs, it is 2"):
-        Job.from_document(document, "wire")
+    with refused(
+        r"\(new_methods: 0.2, SHA-256 \w{64} here, none in the job; old_methods: none here"
+    ):
+        Job.from_document(document, "wire", None)
+    # who signs a job without naming the package that has its method
+    del document["packages"]
+    (info / "entry_points.txt").write_text("")
+    with refused(r"\(new_methods: 0.2, SHA-256 \w{64} here, none in the job\)"):
+        Job.from_document(document, "wire", None)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def any_document(world, data, signed, action):
     found = world.run(say(world.operator, "Submit", request))
     assert found in {"OK", "JOB_INVALID", "JOB_SIGNATURE"}
     if found == "OK":
-        job = Job.from_document(parse_json(payload, "f")["document"], "f")
+        job = Job.from_document(parse_json(payload, "f")["document"], "f", ())
         assert job.digest in [run.job.digest for run in world.daemon.runs]
 
 

@@ -145,7 +145,7 @@ def test_the_noise_of_a_private_job_is_planned_where_it_is_signed(sign):
     assert result.exit_code == 0, result.exception
     document = json.loads(out.read_text())["document"]
     sigma = document["privacy"]["sigma"]
-    job = Job.from_document(document, "signed")
+    job = Job.from_document(document, "signed", ())
     assert 7.9 < cost(job_spends(job, sigma), 1e-5) <= 8
     assert cost(job_spends(job, str(Decimal(sigma) - Decimal("0.001"))), 1e-5) > 8
     assert f"digest {job.digest}" in result.output

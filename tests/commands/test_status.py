@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 from contextlib import closing
 from dataclasses import replace
 
@@ -225,6 +226,28 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
+
+
+def test_code_that_the_policy_does_not_allow_is_not_run_to_show_a_job(made, silo):
+    model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
+    local_federation.sign_job(made, job_document(SILOS, name="outside", model=model))
+    folder = JobFolder(silo.path.parent / "outside")
+    folder.accept((made.folder / "jobs" / "outside.json").read_bytes())
+    sys.modules.pop("other_models", None)
+
+    def problems():
+        return {job["job"]: job["problem"] for job in read(made.silo_config("a"))["jobs"]}
+
+    assert problems()["first"] == ""
+    assert "code of the installed package other-models, which may not run" in problems()["outside"]
+    assert "other_models" not in sys.modules
+    policy = made.folder / "a" / "policy.toml"
+    policy.write_text(f'packages = ["other-models"]\n{policy.read_text()}')
+    assert problems() == {"first": "", "outside": ""}
+    # without a policy, the other jobs are shown
+    policy.unlink()
+    assert problems()["first"] == ""
+    assert "policy.toml" in problems()["outside"]
 
 
 def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,38 @@ def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     assert not (begin.jobs / "two").exists()
     assert begin(names) == ["one"]
     assert begin(names, limits=few) == ["one"]  # one that has begun goes on
+
+
+@pytest.fixture
+def outside(world):
+    """A signed job of a model of the package in tests/packages."""
+    model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
+    local_federation.sign_job(world.federation, {**DOCUMENT, "name": "outside", "model": model})
+    path = world.federation.folder / "jobs" / "outside.json"
+    sys.modules.pop("other_models", None)
+    yield path.read_bytes()
+    path.unlink()
+
+
+def test_code_of_a_package_runs_where_the_coordinators_people_say_so(begin, world, outside):
+    """Whatever an operator signs: reading such a job imports the package."""
+    code, why, listed = begin(submitting(outside))
+    assert (code, listed) == ("JOB_INVALID", ["one"])
+    assert "submitted job: the job runs code of the installed package other-models, which" in why
+    assert "other_models" not in sys.modules
+    path = world.federation.folder / "jobs" / "outside.json"
+    with refused(f"{path}: the job runs code of the installed package other-models, which may"):
+        begin(names, jobs=(path,))
+    assert "other_models" not in sys.modules
+    assert begin(submitting(outside), packages=("other-models",)) == ["one", "outside"]
+
+
+def test_a_job_that_is_not_over_stops_with_the_permission_for_its_code(begin, outside):
+    allowed = {"packages": ("Other_Models",)}
+    assert begin(submitting(outside), **allowed) == ["one", "outside"]
+    with refused("job 'outside' in coordinator.sqlite: the job runs code of the installed package"):
+        begin(names)
+    assert begin(names, **allowed) == ["one", "outside"]
 
 
 async def test_calls_that_grpc_serves_are_told_from_other_tasks():

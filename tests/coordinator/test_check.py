@@ -205,6 +205,18 @@ def test_a_job_that_may_take_more_disk_than_a_job_is_given(config, failed):
     assert failed() == {}
 
 
+def test_a_job_with_code_of_a_package_is_for_those_who_allow_it(federation, config, failed):
+    model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
+    local_federation.sign_job(federation, job("one", model=model))
+    assert (
+        "the job runs code of the installed package other-models, which may not" in failed()["job"]
+    )
+    # whoever makes a local federation allows what its jobs name
+    local_federation.write_coordinator(federation, ["one"], {})
+    assert 'packages = ["other-models"]' in config.read_text()
+    assert failed() == {}
+
+
 def test_the_disk_holds_a_round_of_every_job(federation, failed, monkeypatch):
     monkeypatch.setattr("staddle.coordinator.check.largest_round", lambda _: 3 * 2**29)
     local_federation.sign_job(federation, job("two"))

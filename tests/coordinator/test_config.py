@@ -47,6 +47,9 @@ def test_what_is_left_out_has_its_default_and_the_limit_of_a_job_is_a_size(load)
     assert config.trust.threshold == 1
     assert config.limits.max_job_bytes is None
     assert load(TEXT + '[limits]\nmax_job_bytes = "3GiB"\n').limits.max_job_bytes == 3 * 2**30
+    assert config.packages == ()
+    named = load(TEXT.replace("version = 1\n", 'version = 1\npackages = ["lung", "Lung.Nets"]\n'))
+    assert named.packages == ("lung", "Lung.Nets")
     for bad in ('"3 gigs"', "-1", "1.5"):
         with pytest.raises(LocalError, match=r"limits\.max_job_bytes = "):
             load(TEXT + f"[limits]\nmax_job_bytes = {bad}\n")
@@ -79,6 +82,7 @@ def test_what_is_left_out_has_its_default_and_the_limit_of_a_job_is_a_size(load)
         (TEXT.replace(FOUNDER, "SHA256:short"), "trust.founders.0 = 'SHA256:short'"),
         (TEXT.replace(f'"{FOUNDER}"', ""), "trust.founders"),
         (HEAD + 'log = "xml"\n' + TRUST, "log = 'xml'"),
+        (HEAD + 'packages = ["a/b"]\n' + TRUST, "packages.0 = 'a/b'"),
         ("version = ", "not valid TOML"),
     ],
 )  # fmt: skip

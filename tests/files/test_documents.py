@@ -253,6 +253,13 @@ def test_write_new_never_overwrites_and_never_leaves_half_a_file(tmp_path, monke
     assert not (tmp_path / "other").exists()
 
 
+def test_an_error_repeats_the_beginning_of_a_long_value():
+    with pytest.raises(LocalError) as caught:
+        d.validate({"version": "x" * 100_000, "limits": {"max_bytes": 1}}, File, "f")
+    assert str(caught.value).startswith("f: version = 'xxx")
+    assert len(str(caught.value)) < 400
+
+
 def test_a_document_with_very_many_faults_is_refused_at_once_and_in_few_words():
     with pytest.raises(LocalError) as caught:
         d.validate({f"key-{number}": number for number in range(5_000)}, Tables, "f")

@@ -92,4 +92,80 @@ def pair(shape, outputs):
     return Pair()
 
 
+class Extended(nn.Module):
+    """A linear model, with what a test wants before it: called in training mode too."""
+
+    def __init__(self, outputs, before=None):
+        super().__init__()
+        self.fc = nn.Linear(64, outputs)
+        self.before = before or (lambda x: x)
+
+    def forward(self, x):
+        return self.fc(self.before(x.flatten(1)))
+
+
+def stored(shape, outputs):
+    model = Extended(outputs)
+    model.register_buffer("offset", torch.ones(64), persistent=False)
+    return model
+
+
+def centred(shape, outputs):
+    """Each record moves the others, without a layer that is known for it."""
+    return Extended(outputs, lambda x: x - x.mean(0) if len(x) else x)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen = self.seen + len(x)
+        return x
+
+
+def counting(shape, outputs):
+    return Extended(outputs, Counting())
+
+
+def typed(shape, outputs, option=None, dropout=0.0):
+    """Whole numbers, decimals and truths make different models."""
+    layer = {bool: nn.Tanh(), int: nn.ReLU(), float: nn.Sigmoid()}[type(option)]
+    return Extended(outputs, nn.Sequential(layer, nn.Dropout(dropout)) if dropout else layer)
+
+
+def huge(shape, outputs, layers=1):
+    """A gigabyte, at the first layer or the last."""
+    return nn.Sequential(
+        nn.Flatten(), *(nn.Linear(64, 2**20) for _ in range(layers)), nn.Linear(64, outputs)
+    )
+
+
+def failing(shape, outputs, how="OSError"):
+    raise {
+        "OSError": OSError(2, "no weights"),
+        "SystemExit": SystemExit("no licence"),
+        "KeyError": KeyError("depth"),
+        "RecursionError": RecursionError("too deep"),
+    }[how]
+
+
+class Dotted(nn.Module):
+    """Two submodules whose dotted names differ in dots and underscores alone."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.a = nn.Module()
+        self.a.b, self.a_b = nn.Linear(64, 5), nn.Linear(5, outputs)
+
+    def forward(self, x):
+        return self.a_b(self.a.b(x.flatten(1)))
+
+
+def dotted(shape, outputs):
+    return Dotted(outputs)
+
+
 NUMBER = 3

@@ -42,7 +42,7 @@ def test_a_job_and_that_of_its_document_have_the_same_bits(make_job, make_shards
     share = 1.0 if name == "ppfl" and "lam" not in options else 0.7
     model = {**(model or {}), **norm}
     job = make_job(name, options, model, silos=FOUR, rounds=3, participation=share)
-    again = Job.from_document(job.document(), "document", federated=False)
+    again = Job.from_document(job.document(), "document", (), federated=False)
     assert again.digest == job.digest
     ends = []
     for seed, each in enumerate((job, again)):

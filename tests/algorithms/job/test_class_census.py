@@ -96,7 +96,7 @@ def test_other_blind_jobs_count_nothing(blind, method):
 
 def test_a_job_goes_round_through_its_signed_document(blind):
     job = blind(security={**BLIND, "min_holders": 3})
-    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire")
+    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ())
     assert (back, back.digest) == (job, job.digest)
     assert job.digest != blind().digest
 

@@ -135,7 +135,7 @@ def test_errors_name_file_key_and_value(tmp_path, old, new, complaint):
 def test_a_document_goes_round_through_canonical_json(make_job, method):
     job = make_job(method, participation=0.7, training={"lr": 0.1, "weight_decay": 5e-4})
     sent = canonical_json(job.document())
-    back = Job.from_document(parse_json(sent, "wire"), "wire")
+    back = Job.from_document(parse_json(sent, "wire"), "wire", ())
     assert back == job
     assert back.digest == job.digest
     assert canonical_json(back.document()) == sent
@@ -145,7 +145,9 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     outside = {"start", "packages"}  # of jobs whose model or method is not Staddle's own
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED} - outside
-    own = {field.name for field in fields(Job)} - {"method_name", "method_options", "federated"}
+    # not of the file: the method's, and how the job came
+    other = {"method_name", "method_options", "federated", "signed_start"}
+    own = {field.name for field in fields(Job)} - other
     assert own == JobFile.model_fields.keys() - {"version", "method"}
 
 
@@ -172,7 +174,7 @@ def test_the_policy_of_buffers_enters_the_model_digest(make_job):
     assert local["model_digest"] != shared["model_digest"]
     names = [[t["name"] for t in d["schema"][0]["up"][0]["tensors"]] for d in (local, shared)]
     assert [any("running" in name for name in each) for each in names] == [False, True]
-    back = Job.from_document(parse_json(canonical_json(shared), "wire"), "wire")
+    back = Job.from_document(parse_json(canonical_json(shared), "wire"), "wire", ())
     assert back.digest == jobs[-1].digest
 
 
@@ -244,7 +246,7 @@ def tamper(document, *path, value):
 def test_a_tampered_document_is_refused(make_job, path, value, complaint):
     document = tamper(make_job("pfedsim").document(), *path, value=value)
     with refused(complaint) as caught:
-        Job.from_document(document, "from the coordinator")
+        Job.from_document(document, "from the coordinator", ())
     assert "from the coordinator" in str(caught.value)
 
 
@@ -252,16 +254,16 @@ def test_a_document_must_be_whole(make_job):
     document = make_job("fedavg").document()
     for key in document:
         with refused("from afar"):
-            Job.from_document({k: v for k, v in document.items() if k != key}, "from afar")
+            Job.from_document({k: v for k, v in document.items() if k != key}, "from afar", ())
     with refused("a JSON object"):
-        Job.from_document([], "from afar")
+        Job.from_document([], "from afar", ())
 
 
 def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_job):
     plain, named = make_job("pfedsim"), make_job("pfedsim", model={"class_names": ["a", "b", "ç"]})
     document = parse_json(canonical_json(named.document()), "wire")
     assert document["model"]["class_names"] == ["a", "b", "ç"]
-    assert Job.from_document(document, "wire").model.class_names == ("a", "b", "ç")
+    assert Job.from_document(document, "wire", ()).model.class_names == ("a", "b", "ç")
     assert named.document()["schema"] == plain.document()["schema"]
     assert named.digest != plain.digest
     assert named.digest != make_job("pfedsim", model={"class_names": ["b", "a", "ç"]}).digest

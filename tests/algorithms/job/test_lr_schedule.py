@@ -70,7 +70,7 @@ def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):
 @pytest.mark.parametrize("schedule", [EXPONENTIAL, STEPS])
 def test_the_document_says_it(make_job, schedule):
     job, plain = make_job("fedavg", training={"schedule": schedule}), make_job("fedavg")
-    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire")
+    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ())
     assert (back, back.digest) == (job, job.digest)
     assert job.digest != plain.digest
     assert plain.document()["training"]["schedule"] is None

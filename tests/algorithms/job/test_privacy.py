@@ -121,14 +121,14 @@ def test_what_is_written_can_be_reckoned():
 @pytest.mark.parametrize("sigma", ['"1.37"', '"100"'])
 def test_a_private_job_survives_the_wire(tmp_path, sigma):
     job = read(tmp_path, ('"1.37"', sigma))
-    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ()) == job
     assert job.document()["privacy"]["delta"] == "1e-05"
 
 
 def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
     job = read(tmp_path, ('sigma = "1.37"', ""))
     with refused(r"^wire: privacy\.sigma is missing; `staddle job sign` plans it"):
-        Job.from_document(job.document(), "wire")
+        Job.from_document(job.document(), "wire", ())
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
 )
 def test_the_table_goes_round_through_the_signed_document(blind, security):
     job = blind(security=security)
-    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire")
+    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ())
     assert (back, back.digest) == (job, job.digest)
     assert back.security.required
     assert job.digest != blind(security={**security, "colluders": 0}).digest
@@ -71,11 +71,11 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
     document = make_job("fedavg").document()
     older = {key: value for key, value in document.items() if key != "security"}
     with refused("key security is not written as Staddle writes it"):
-        Job.from_document(older, "wire")
+        Job.from_document(older, "wire", ())
     part = copy.deepcopy(document)
     del part["security"]["colluders"]
     with refused(r"key security\.colluders is not written as"):
-        Job.from_document(part, "wire")
+        Job.from_document(part, "wire", ())
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def labels(blind):
 
 def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(labels, make_job):
     job = labels()
-    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ()) == job
     assert [[part["exchange"] for part in phase["up"]] for phase in job.document()["schema"]] == [
         ["sum.total"], ["mix", "sum.total"], ["mix", "sum.total"], []
     ]  # fmt: skip
@@ -475,7 +475,7 @@ def test_the_longest_job_says_quickly_what_would_do(make_job):
 
 def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
     job = labels(mix="directed")
-    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ()) == job
     part, _ = job.up(1)
     assert (part.name, part.exchange) == ("theta", Mix(directed=True))
     assert job.down(2)[0].exchange == Mix(directed=True)
@@ -502,7 +502,7 @@ SHARED = {**BLIND, "compare": "shared"}
 )
 def test_a_comparison_by_shares_stands_in_the_schema(blind, method, options):
     job = blind(method, options, security=SHARED)
-    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", ()) == job
     _, compared, _ = job.up(job.length - 2)
     assert compared.exchange == Gram(shared=True)
     last = job.up(job.length - 1)[1]

@@ -21,9 +21,11 @@ from staddle.algorithms.models import foreign
 from staddle.algorithms.models.build import (
     ModelOptions,
     build,
+    couples_records,
     draws_randomly,
     has_batch_norm,
     initialise,
+    maps,
     sketch,
     start_digest,
 )
@@ -31,6 +33,7 @@ from staddle.algorithms.models.torchvision_import import torchvision
 from staddle.algorithms.training.loop import train
 from staddle.files.documents import validate
 
+PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.1}
 MIXED = {"name": "mixed", "classes": 3, "head": "fc", "input": [1, 8, 8]}
 
 
@@ -129,12 +132,52 @@ def test_a_nested_head_has_a_dotted_name():
         ({"options": {"depth": 3}}, "cannot be made: .*unexpected keyword argument 'depth'"),
         ({"options": {"dropout": float("nan")}}, "dropout = nan; give a finite number"),
         ({"name": "softened"}, "fc, after the layers before it does not give the output of the"),
-        ({"name": "tied"}, r"extractor has one tensor as 'one\.weight' and 'two\.weight'; tied"),
-        ({"name": "tied", "classes": 64, "options": {"across": True}}, "its head shares tensors"),
+        ({"name": "tied"}, r"extractor has 'two\.weight', which is 'extractor\.one\.weight' too"),
+        (
+            {"name": "tied", "classes": 64, "options": {"across": True}},
+            r"its classifier has 'weight', which is 'extractor\.one\.weight' too; tied weights",
+        ),
+        (
+            {"name": "stored"},
+            "extractor has 'offset', which is not persistent; register it as pers",
+        ),
+        (
+            {"name": "dotted", "head": ["a.b", "a_b"]},
+            "two names differ only in dots and underscore",
+        ),
+        ({"head": ["fc", "rows", "rows"]}, "'rows' is named twice, or has another of the names wi"),
+        (
+            {"name": "dotted", "head": ["a", "a.b"]},
+            "'a' is named twice, or has another of the names",
+        ),
+        (
+            {"name": "huge", "head": "5", "options": {"layers": 4}},
+            "has more than 268,435,456 param",
+        ),
+        ({"name": "huge", "head": "1", "classes": 2}, "does not take two records"),
+        (
+            {"input": [4096, 4096, 4096]},
+            r"model.input = \[4096, 4096, 4096\] has over 16,777,216 n",
+        ),
+        (
+            {"options": {"width": 2**53}},
+            "width is a whole number beyond ±9,007,199,254,740,991; lo",
+        ),
+        ({"options": {"width": [3]}}, "width: give true, false, a number or a text"),
+        ({"options": {"width": "x" * 1025}}, "width has over 1,024 characters; shorten it"),
+        ({"options": {"not a name": 3}}, "options.not a name"),
+        (
+            {"name": "failing"},
+            r"options none cannot be made: \[Errno 2\] no weights; correct model",
+        ),
+        (
+            {"name": "failing", "options": {"how": "SystemExit"}},
+            "cannot be made: no licence; corre",
+        ),
         ({"name": "double", "head": "1"}, "torch.float64; parameters have to be float32|dtype"),
         ({"name": "text"}, "is a str, not a torch.nn.Module"),
         ({"name": "pair"}, "makes tuple of two records; it has to return one tensor"),
-        ({"name": "number"}, "of package other-models 0.1, is no function"),
+        ({"name": "number"}, "of package other-models 0.1, is not a function"),
         ({"name": "gone"}, "of package other-models 0.1, cannot be imported: "),
         ({"name": "lenet5", "input": None}, "is of Staddle's own table"),
         (
@@ -155,7 +198,7 @@ def test_the_document_has_head_options_and_start_and_is_read_back():
     assert document["model"]["options"] == {"dropout": {"decimal": "0.5"}, "width": 8}
     assert document["start"]["sha256"] == start_digest(job.model, 7)
     assert document["start"]["made_with"].keys() == {"torch", "other-models"}
-    again = Job.from_document(document, "wire", federated=False)
+    again = Job.from_document(document, "wire", None, federated=False)
     assert again == job
     assert again.model.options == {"dropout": 0.5, "width": 8}
     table = make_job("fedper").document()
@@ -168,7 +211,7 @@ def test_other_releases_are_no_fault_but_other_values_are():
 
     def read(**start):
         changed = {**document, "start": {**document["start"], **start}}
-        return Job.from_document(changed, "wire", federated=False)
+        return Job.from_document(changed, "wire", None, federated=False)
 
     releases = document["start"]["made_with"]
     read(made_with={**releases, "torch": "2.99.0"})
@@ -182,15 +225,17 @@ def test_other_releases_are_no_fault_but_other_values_are():
     with refused("start"):
         read(made_with=["2.99.0"])
     with refused("start"):
-        Job.from_document({k: v for k, v in document.items() if k != "start"}, "w", federated=False)
+        Job.from_document(
+            {k: v for k, v in document.items() if k != "start"}, "w", None, federated=False
+        )
 
 
 def test_batch_norm_is_found_in_it():
-    normed, private = {**MIXED, "name": "normed", "head": "4"}, {"epsilon": 8.0, "delta": 1e-5}
+    normed = {**MIXED, "name": "normed", "head": "4"}
     with pytest.raises(ValidationError, match="a model with batch norm cannot train with"):
         make_job("fedper", model=normed, training={"batch_size": 1})
     with pytest.raises(ValidationError, match=r"\[privacy\] with batch norm"):
-        make_job("fedper", model=normed, privacy={**private, "sample_rate": 0.1})
+        make_job("fedper", model=normed, privacy=PRIVATE)
 
 
 def dropping(**changes):
@@ -247,11 +292,46 @@ def test_silos_at_once_train_as_one_by_one_where_no_layer_draws():
             torch.testing.assert_close(stacked.states[silo].flat[name], value)
 
 
-def test_layers_that_cannot_be_stacked_are_named():
-    job = make_job("fedavg", model=MIXED)
-    records = {silo: Records(*shard) for silo, shard in make_shards(job).items()}
-    with refused("cannot train silos at once: .*gru.*; simulate it with silos one by one"):
-        Simulation(job, Stacked(job, records)).step()
+def test_silos_do_not_train_at_once_where_vmap_cannot_run_a_layer():
+    job = make_job("fedavg", model=MIXED)  # it has a GRU
+    assert not maps(job.model)
+    assert maps(make_job("fedavg", model={**MIXED, "name": "normed", "head": "4"}).model)
+    with refused("or torch.vmap cannot run them, as recurrent ones; simulate it with silos one by"):
+        Stacked(job, make_shards(job))
+
+
+def test_options_keep_their_types():
+    """True, 1 and 1.0 are equal, and are not the same argument."""
+    for value, layer in ((1, nn.ReLU), (True, nn.Tanh), (1.0, nn.Sigmoid), (1, nn.ReLU)):
+        found = options(name="typed", options={"option": value})
+        again = validate(found.model_dump(mode="json"), ModelOptions, "wire")
+        assert (again, type(again.options["option"])) == (found, type(value))
+        for one in (found, again):
+            assert type(build(one, 7)["extractor"].before) is layer
+
+
+@pytest.mark.parametrize("name", ["centred", "counting"])
+def test_records_that_move_one_another_are_found(name):
+    """Whatever the layers are called: no clip bounds what such a record changes."""
+    assert couples_records(options(name=name))
+    assert not couples_records(options(name="typed", options={"option": 1}))
+    with pytest.raises(ValidationError, match="by which each record moves the gradients of others"):
+        make_job("fedper", model={**MIXED, "name": name}, privacy=PRIVATE)
+
+
+def test_a_private_job_has_a_model_that_vmap_can_run():
+    with pytest.raises(
+        ValidationError, match=r"torch\.vmap cannot run model 'mixed'; choose one wit"
+    ):
+        make_job("fedper", model=MIXED, privacy=PRIVATE)
+
+
+def test_dropout_may_be_in_a_private_job():
+    typed = {**MIXED, "name": "typed", "options": {"option": 0.5, "dropout": 0.5}}
+    job = make_job("fedper", model=typed, privacy=PRIVATE)
+    assert draws_randomly(job.model)
+    assert maps(job.model)
+    assert not couples_records(job.model)
 
 
 def test_a_model_is_listed_without_its_package_and_imported_when_a_job_names_it():

@@ -15,8 +15,9 @@ from torch import nn
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.numerics.torch_draws import drawing
 from staddle.algorithms.training.clipped_sum import ClippedSum
-from staddle.algorithms.training.dp_sgd import Mechanism, Private, check, check_apart
+from staddle.algorithms.training.dp_sgd import Mechanism, Private, _by_function, check, check_apart
 from staddle.algorithms.training.loop import PLAIN, train
 from staddle.algorithms.training.silo_round import facts_of, handed, to_modules
 from staddle.errors import LocalError
@@ -312,6 +313,20 @@ def test_hooks_and_functions_give_the_same():
     for parts in (one, other):
         stepped(parts, BOTH, records(9), private(clip=0.3))
     assert apart(one, other) < GRID
+
+
+def test_layers_that_draw_draw_for_each_record_under_vmap():
+    """As in plain training: one record ten times has more than one loss and gradient."""
+    parts, data = linear(), records(1)
+    parts["extractor"] = nn.Sequential(nn.Dropout(0.5), *parts["extractor"]).train()
+    gradients = _by_function(parts, BOTH)
+    with drawing(rng()):
+        losses, found = gradients(data.x.expand(10, 6), data.y.expand(10))
+    assert len(set(losses.tolist())) > 1
+    assert len(found[0].flatten(1).unique(dim=0)) > 1
+    # the same again where the generator begins anew
+    with drawing(rng()):
+        assert torch.equal(gradients(data.x.expand(10, 6), data.y.expand(10))[0], losses)
 
 
 def test_noise_has_the_size_that_is_said_and_is_fresh_for_each_step():

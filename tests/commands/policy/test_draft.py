@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from support.signed_federation import job_document
@@ -311,6 +312,23 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
     refused = run("new", forged, "--roster", roster, "--out", tmp_path / "other")
     assert isinstance(refused.exception, RefusedError)
     assert not (tmp_path / "other").exists()
+
+
+def test_policy_new_runs_code_of_the_packages_that_are_named_and_lists_them(federation, tmp_path):
+    model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
+    local_federation.sign_job(federation, job_document(SILOS, name="outside", model=model))
+    signed, roster = federation.folder / "jobs" / "outside.json", federation.folder / "roster.json"
+    out = tmp_path / "policy.toml"
+    sys.modules.pop("other_models", None)
+    refused = run("new", signed, "--roster", roster, "--out", out)
+    assert isinstance(refused.exception, RefusedError)
+    assert "other-models, which may not run here; " in str(refused.exception)
+    assert "name it with --package" in str(refused.exception)
+    assert "other_models" not in sys.modules
+    done = run("new", signed, "--roster", roster, "--out", out, "--package", "other-models")
+    assert done.exit_code == 0, done.output
+    assert policies.load(out).file.packages == ("other-models",)
+    assert run("check", signed, "--policy", out, "--roster", roster).exit_code == 0
 
 
 def directed(signed, silos):

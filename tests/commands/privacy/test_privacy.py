@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from decimal import Decimal
 
 import pytest
@@ -97,6 +98,19 @@ def planned(tmp_path):
         return call("plan", path, *options).output
 
     return run
+
+
+def test_a_signed_job_runs_code_of_the_packages_that_are_named(federation):
+    model = {"name": "typed", "classes": 3, "head": "fc", "input": [1, 8, 8]}
+    model["options"] = {"option": 1}
+    document = job_document(federation.silos, name="outside", model=model)
+    local_federation.sign_job(federation, {**document, **PRIVATE})
+    path = federation.folder / "jobs" / "outside.json"
+    sys.modules.pop("other_models", None)
+    with refused("code of the installed package other-models, which .* name it with --package"):
+        call("plan", path)
+    assert "other_models" not in sys.modules
+    assert "job 'outside' (fedavg)" in call("plan", path, "--package", "other-models").output
 
 
 def test_each_purpose_and_all_together(planned, tmp_path):

@@ -25,10 +25,9 @@ def ask(made, data_file):
         made.job("outside", model=MIXED)
 
     def call(packages, signed=None):
-        text = draft([made.jobs["outside"]])
-        assert '\n# packages = ["other-models"]\n' in text
-        line = f"packages = {json.dumps(packages)}" if packages else ""
-        policy = made.parsed(text.replace('# packages = ["other-models"]', line))
+        text, line = draft([made.jobs["outside"]]), '\npackages = ["other-models"]\n'
+        assert line in text
+        policy = made.parsed(text.replace(line, f"\npackages = {json.dumps(packages)}\n"))
         config = SiloConfig.model_construct(data=Npz(file=data_file), weights=())
         signed = signed or made.signed("outside")
         return admit(signed, "silo-a", made.roster, policy, config, bytes(32))
@@ -51,8 +50,8 @@ def test_none_of_its_code_runs_where_the_policy_does_not(ask, packages):
         ask(packages)
     assert caught.value.code == "POLICY"
     assert caught.value.why.startswith(
-        f"the job runs code of the installed package other-models, and the policy has packages ="
-        f" {sorted(packages)}; read that code"
+        "the job runs code of the installed package other-models, which may not run here; read that"
+        " code, and if jobs may run it, add the package to packages of the policy"
     )
     assert "other_models" not in sys.modules
 
@@ -81,8 +80,18 @@ def test_a_job_cannot_leave_out_what_it_runs(ask, made):
         ask(["other-models"], signed)
 
 
-def test_a_draft_says_what_it_means_and_leaves_it_to_a_person(made, ask):
+def test_a_package_that_lost_its_name_runs_nowhere(ask, made, tmp_path, monkeypatch):
+    """Of two entry points of one name, one is of a package without metadata."""
+    signed, info = made.signed("outside"), tmp_path / "other_models-0.2.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[staddle.models]\nmixed = other_models:mixed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RefusedError, match="code of the installed package unnamed, which may not"):
+        ask(["other-models"], signed)
+
+
+def test_a_draft_says_what_it_means(made, ask):
+    ask(["other-models"])
     text = " ".join(draft([made.jobs["outside"]]).replace("\n# ", " ").split())
-    assert "These jobs run code of the installed packages other-models, which can do" in text
+    assert "Jobs may run code of the installed packages other-models, which can do" in text
     assert "packages" not in draft([made.jobs["simple"]])
-    assert '\npackages = ["other-models"]\n' in draft([made.jobs["outside"]], trust=True)

@@ -1,12 +1,12 @@
 """What a silo's own people are told of a private job; test_admission.py has what others are."""
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 
 import pytest
 from support.private_jobs import private_job
 
-from staddle.files import packages
+from staddle.algorithms.job import job as jobs
+from staddle.files.packages import Package
 from staddle.silo.admission.private_jobs import advice
 
 
@@ -43,16 +43,18 @@ def test_advice_is_on_steps_without_records_and_on_a_large_delta(made, records, 
     assert list(advice(replace(job, privacy=None), records)) == []
 
 
-def test_a_method_of_another_package_is_said_to_be_trusted(made, monkeypatch):
+def test_packages_whose_code_runs_are_said_to_be_trusted(made, monkeypatch):
     """Nothing in Python holds back code that means to leak.
 
     So whoever admits the job is told whose it is.
     """
     job = private_job(made)
-    entry = EntryPoint("softper", "softper:SoftPer", packages.METHODS)
-    monkeypatch.setattr(packages, "entry_points", lambda **_: [entry])
-    (said,) = advice(replace(job, method_name="softper"), 1000)
-    assert said.startswith(
-        "method 'softper' is code of the installed package unknown, not of Staddle"
-    )
-    assert list(advice(job, 1000)) == []
+    found = (Package("lung", "0.1", "ab" * 32), Package("softper", "2", "cd" * 32))
+    monkeypatch.setattr(jobs, "packages_of", lambda *_: found)
+    said = list(advice(replace(job, method_name="softper"), 1000))
+    assert [text.partition(", not of")[0] for text in said] == [
+        "the job runs code of the installed package lung 0.1",
+        "the job runs code of the installed package softper 2",
+    ]
+    monkeypatch.undo()
+    assert list(advice(replace(job), 1000)) == []

@@ -37,7 +37,10 @@ class Stacked:
 
 
 RECORDS = dict.fromkeys("abcde")
-JOB, DROPPING = (SimpleNamespace(model=SimpleNamespace(draws=draws)) for draws in (False, True))
+JOB, DROPPING, RECURRENT = (
+    SimpleNamespace(model=SimpleNamespace(draws=draws, maps=maps))
+    for draws, maps in ((False, True), (True, True), (False, False))
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +53,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(engines, "usable_cores", lambda: 4)
     monkeypatch.setattr(engines, "draws_randomly", lambda model: model.draws)
+    monkeypatch.setattr(engines, "maps", lambda model: model.maps)
 
     def gpus(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -148,6 +152,13 @@ def test_silos_whose_layers_draw_train_one_by_one_and_no_step_is_replayed(machin
     *given, way = choose(RECORDS, "cuda:1").engine(DROPPING)
     assert given == [DROPPING, RECORDS, "cuda:1"]
     assert (type(way), way._precision) == (PlainStepper, "float32")
+
+
+def test_silos_that_vmap_cannot_run_train_one_by_one_and_steps_are_replayed(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(engines, "Serial", lambda job, *_, way, **__: (job, way))
+    job, way = choose(RECORDS, "cuda:1").engine(RECURRENT)
+    assert (job, way._recorder) == (RECURRENT, "graphs on cuda:1")
 
 
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):

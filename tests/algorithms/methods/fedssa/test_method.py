@@ -349,7 +349,7 @@ def test_a_schema_with_another_largest_weight_is_not_ours():
         weight.pop("most")
         weight |= {} if most is None else {"most": most}
         with refused(r"fedssa version differs \(schema\[0\].up\[0\].tensors\[1\].most\)"):
-            Job.from_document(changed, "f")
+            Job.from_document(changed, "f", ())
 
 
 def test_bytes_of_the_paper_s_header():

@@ -1,0 +1,110 @@
+"""The code of other projects that a job names, judged before any of it is imported."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+from ...errors import LocalError
+from ...files import packages
+from ...files.packages import Package
+from ..catalog import METHODS
+from ..models.foreign import TORCHVISION
+from ..models.registry import NETWORKS
+
+# Names of packages whose code may run; None for all, where whoever runs a job wrote it.
+Allowed: TypeAlias = Collection[str] | None
+
+
+def packages_of(method: str, model: str) -> tuple[Package, ...]:
+    """The packages of a job's method and model, by name; none where both are Staddle's own.
+
+    torchvision is none, since Staddle brings it. LocalError where a package is not as it should be.
+    """
+    found = (packages.package(group, name, where) for group, name, where in _named(method, model))
+    return tuple(sorted(set(found), key=lambda package: package.name))
+
+
+def runs_others_code(document: Mapping[str, Any]) -> bool:
+    """True if a document names a method or a model that is not Staddle's own."""
+    method, model = (_name(document.get(key)) for key in ("method", "model"))
+    return method not in METHODS or model not in NETWORKS
+
+
+def unlisted(document: Mapping[str, Any], allowed: Allowed) -> tuple[str, ...]:
+    """Packages whose code a job's document names and that are not among the allowed ones.
+
+    All that have an entry point of that name count, whichever would be taken. One without metadata
+    is never allowed, since nobody can list it.
+    """
+    if allowed is None:
+        return ()
+    known = {packages.normal(name) for name in allowed}
+    found: set[str] = set()
+    for group, name, _ in _of(document):
+        found.update(packages.owners(group, name))
+    return tuple(sorted(name or "unnamed" for name in found if packages.normal(name) not in known))
+
+
+def not_listed(names: Collection[str]) -> str:
+    """Why a job with the code of these packages does not run, and what to do."""
+    return (
+        f"the job runs code of the installed package {' and '.join(names)}, which may not run here;"
+        " read that code, and if jobs may run it, add the package to packages of the policy or of"
+        " the coordinator's configuration, or name it with --package"
+    )
+
+
+def check_code(document: Mapping[str, Any], allowed: Allowed, origin: str) -> None:
+    """LocalError unless the packages that a document names may run and are those that it has."""
+    if names := unlisted(document, allowed):
+        raise LocalError(f"{origin}: {not_listed(names)}")
+    named = _of(document)
+    found = {packages.package(group, name, where) for group, name, where in named}
+    ours, theirs = {package.name: _shown(package) for package in found}, _written(document)
+    differing = [
+        f"{name}: {ours.get(name, 'none')} here, {theirs.get(name, 'none')} in the job"
+        for name in sorted({*ours, *theirs})
+        if ours.get(name) != theirs.get(name)
+    ]
+    if differing:
+        raise LocalError(
+            f"{origin}: key packages, the code that the job runs, differs ({'; '.join(differing)});"
+            " install the packages that the job was signed with"
+        )
+
+
+def _named(method: str, model: str) -> list[tuple[str, str, str]]:
+    """Group and name of each entry point of a job, and its name in errors."""
+    found = []
+    # A name of a table is never that of a package, and torchvision's models have a prefix.
+    if method not in METHODS:
+        found.append((packages.METHODS, method, f"method {method!r}"))
+    if model not in NETWORKS and not model.startswith(TORCHVISION):
+        found.append((packages.MODELS, model, f"model {model!r}"))
+    return found
+
+
+def _of(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The same of a document, with which anything may be wrong; what names nothing is left out."""
+    method, model = (_name(document.get(key)) for key in ("method", "model"))
+    named = _named(method or next(iter(METHODS)), model or next(iter(NETWORKS)))
+    return [entry for entry in named if packages.owners(entry[0], entry[1])]
+
+
+def _name(table: object) -> str:
+    name = table.get("name") if isinstance(table, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _shown(package: Package) -> str:
+    return f"{package.version}, SHA-256 {package.sha256}"
+
+
+def _written(document: Mapping[str, Any]) -> dict[str, str]:
+    """The packages of a document that are written as they should be."""
+    read = {}
+    packages_ = document.get("packages")
+    for each in packages_ if isinstance(packages_, list) else ():
+        match each:
+            case {"name": str(name), "version": str(version), "sha256": str(digest)}:
+                read[name[:64]] = _shown(Package(name[:64], version[:64], digest[:64]))
+    return read
