@@ -191,6 +191,7 @@ FORMS = {
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "hidden": "ctx:hash number:count",
     "paid": "dataset:text ids:count*",
+    "code": "name:text version:text sha256:hash",
     "tensor_digest": "part:text name:text sha256:hash",
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
     "stop": FRAME + "reason:text",
@@ -204,6 +205,7 @@ FORMS = {
         + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text"
         " rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor*"
         " message:size offset:count cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?"
+        " packages?:code*"
     ),
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:message_digest",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",

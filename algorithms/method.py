@@ -88,7 +88,7 @@ class Setting:
     cohort_size: int  # silos drawn for a round that trains; fewer contribute where some fail
     rounds: int  # that train
     classes: int
-    input: tuple[int, int, int]  # channels, height, width
+    input: tuple[int, ...]  # one record: channels, height, width, or what its model takes
     epochs: int
     optimiser: Optimiser
     seed: Seed

@@ -22,9 +22,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import LocalError
-from ...files.documents import Strict, canonical_json, closest
+from ...files.documents import Strict, canonical_json, closest, validate
 from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
 from . import foreign
@@ -34,13 +35,15 @@ from .registry import NETWORKS, Norm, Shape
 
 # raised when a model of this file, or what it begins with, changes: it enters the job's model
 # digest
-MODEL_VERSION = 2
-FOREIGN = ("head", "options")  # fields of models from outside the table
+MODEL_VERSION = 3
 
 Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
 OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
-Option: TypeAlias = bool | int | float | str
+Option: TypeAlias = bool | int | float | str | tuple[int, ...]
+MOST_OPTIONS = 64  # and numbers of one option
+# layers whose parameters ``_draw`` draws
+Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
 LONGEST_OPTION = 1024  # characters
 LARGEST_NUMBER = 2**53 - 1  # what canonical JSON can hold
 
@@ -56,8 +59,10 @@ class ModelOptions(Strict):
     """Of the table, ``torchvision:…``, or of an installed package (foreign.py)."""
     head: Annotated[tuple[SubmoduleName, ...], Field(max_length=64)] | None = None
     """Submodules of a model from outside the table that become the part ``classifier``."""
-    options: Annotated[dict[OptionName, Option], Field(max_length=64)] | None = None
-    """Further arguments of such a model's builder.
+    options: Annotated[
+        dict[OptionName, Option] | None, Field(max_length=MOST_OPTIONS, validate_default=True)
+    ] = None
+    """Further arguments of such a model's builder, or of a configurable network of the table.
 
     In a document a decimal is ``{"decimal": "0.5"}``, which no text can be taken for.
     """
@@ -65,8 +70,11 @@ class ModelOptions(Strict):
     norm: Norm = "none"
     buffers: Literal["local", "global"] = "local"
     """Batch norm's running statistics never leave a silo, or cross with the parameters."""
-    input: tuple[Size, Size, Size] | None = None
-    """Channels, height, width; left out, the architecture's own, such as [3, 32, 32] for lenet5."""
+    input: Annotated[tuple[Size, ...], Field(min_length=1, max_length=4)] | None = None
+    """One record's shape; left out, the architecture's own, such as [3, 32, 32] for lenet5.
+
+    Of an image channels, height, width; of a series channels, length.
+    """
 
     @pydantic.field_validator("name")
     @classmethod
@@ -108,16 +116,35 @@ class ModelOptions(Strict):
         # One spelling of none.
         return {str(name): _option(str(name), value) for name, value in options.items()} or None
 
+    @pydantic.field_validator("options")
+    @classmethod
+    def _of_network(
+        cls, options: dict[str, Option] | None, info: pydantic.ValidationInfo
+    ) -> dict[str, Option] | None:
+        """With all defaults, so that each network has one spelling."""
+        name = info.data.get("name", "")
+        known = NETWORKS[name].options if name in NETWORKS else None
+        if known is None:
+            return options
+        try:
+            return validate(options or {}, known, f"of {name}").model_dump()
+        except LocalError as error:
+            raise ValueError(str(error)) from error
+
     @pydantic.model_serializer(mode="wrap")
     def _written(self, serialise: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the keys that a model of the table has not: its jobs keep their digests."""
+        """Without the keys that the model has not."""
         written: dict[str, Any] = serialise(self)
-        if self.name in NETWORKS:
-            return {key: value for key, value in written.items() if key not in FOREIGN}
-        written["options"] = {
-            name: {"decimal": repr(value)} if isinstance(value, float) else value
-            for name, value in (self.options or {}).items()
-        }
+        network = NETWORKS.get(self.name)
+        if network is not None:
+            written.pop("head", None)
+        if network is not None and network.options is None:
+            written.pop("options", None)
+        elif "options" in written:
+            written["options"] = {
+                name: {"decimal": repr(value)} if isinstance(value, float) else value
+                for name, value in (self.options or {}).items()
+            }
         return written
 
     @pydantic.model_validator(mode="after")
@@ -150,11 +177,13 @@ class ModelOptions(Strict):
 
     def _fits_table(self) -> None:
         network = NETWORKS[self.name]
-        if self.head or self.options:
+        if self.head:
             raise ValueError(
-                f"model {self.name!r} is of Staddle's own table, whose head and options are known;"
-                " leave model.head and model.options out"
+                f"model {self.name!r} is of Staddle's own table, whose head is known; leave"
+                " model.head out"
             )
+        if self.options and network.options is None:
+            raise ValueError(f"model {self.name!r} has no options; leave model.options out")
         if fault := network.fault(input_shape(self)):
             raise ValueError(f"{self.name} {fault}; choose another model or model.input")
         if self.norm not in network.norms:
@@ -186,8 +215,23 @@ def _option(name: str, value: object) -> object:
             raise ValueError(f"{name[:64]} has over {LONGEST_OPTION:,} characters; shorten it")
         case bool() | int() | float() | str():
             return value
+        case [*numbers] if all(map(_is_whole, numbers)) and len(numbers) <= MOST_OPTIONS:
+            return tuple(numbers)
         case _:
-            raise ValueError(f"{name[:64]}: give true, false, a number or a text")
+            raise ValueError(
+                f"{name[:64]}: give true, false, a number, a text, or up to {MOST_OPTIONS} whole"
+                " numbers"
+            )
+
+
+def _is_whole(value: object) -> bool:
+    match value:
+        case bool():
+            return False
+        case int():
+            return abs(value) <= LARGEST_NUMBER
+        case _:
+            return False
 
 
 def input_shape(options: ModelOptions) -> Shape:
@@ -226,19 +270,29 @@ def _sketched(options: ModelOptions) -> dict[str, nn.Module]:
     if outside is not None:
         return _checked(outside, torch.get_default_dtype())
     asked = options.name, input_shape(options), options.classes, options.norm
-    return _laid_out(*asked, torch.get_default_dtype())
+    further = tuple(sorted((options.options or {}).items()))
+    return _laid_out(*asked, further, torch.get_default_dtype())
 
 
 @lru_cache(maxsize=64)
 def _laid_out(
-    name: str, shape: Shape, classes: int, norm: Norm, _: torch.dtype
+    name: str,
+    shape: Shape,
+    classes: int,
+    norm: Norm,
+    further: tuple[tuple[str, Option], ...],
+    _: torch.dtype,
 ) -> dict[str, nn.Module]:
     """A network's modules, kept: each silo of a simulation asks for them in each round.
 
     Layers are of torch's default dtype, so what is kept is told apart by it too.
     """
     with torch.device("meta"):  # construction draws nothing from torch's generator
-        return NETWORKS[name].build(shape, classes, norm)
+        made = NETWORKS[name].build(shape, classes, norm, **dict(further))
+    draws = any(isinstance(layer, _DropoutNd) for part in made.values() for layer in part.modules())
+    for module in made.values():
+        setattr(module, foreign.TRAITS, foreign.Traits(draws=draws))
+    return made
 
 
 @lru_cache(maxsize=16)
@@ -384,9 +438,9 @@ def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False
         path = ".".join(filter(None, (prefix, name)))
         resets = getattr(leaf, "reset_parameters", None)
         # ``_draw`` takes an embedding's width as its fan_in.
-        if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
+        if isinstance(leaf, Drawn):
             _draw(leaf, seed, path)
-        elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+        elif isinstance(leaf, _BatchNorm | nn.GroupNorm | nn.LayerNorm):
             # weight 1, bias 0, running mean 0, running variance 1: nothing random
             leaf.reset_parameters()
         elif callable(resets):
@@ -399,7 +453,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False
             )
 
 
-def _draw(layer: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, path: str) -> None:
+def _draw(layer: Drawn, seed: Seed, path: str) -> None:
     """Draw each parameter uniformly in ±fan_in^(-1/2), from the stream of its own name."""
     # All weights of one unit, so a convolution's fan_in includes its kernel.
     bound = layer.weight[0].numel() ** -0.5  # fan_in = inputs of one unit

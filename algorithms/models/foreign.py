@@ -8,7 +8,7 @@ names its models as entry points, in its own pyproject.toml::
 
 Each is a function that makes an ``nn.Module`` from the declared input and the number of outputs::
 
-    def lung_net(shape: tuple[int, int, int], outputs: int, width: int = 32) -> nn.Module: ...
+    def lung_net(shape: tuple[int, ...], outputs: int, width: int = 32) -> nn.Module: ...
 
 Further arguments come from the job's ``model.options``. The job declares which submodules are the
 head: they become the part ``classifier``, and the module without them becomes ``extractor``. So

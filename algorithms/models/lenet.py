@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-Shape = tuple[int, int, int]  # channels, height, width
+Shape = tuple[int, ...]  # channels, height, width
 
 
 def lenet(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:

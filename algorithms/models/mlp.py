@@ -7,28 +7,26 @@ mixes whole perceptrons there, which are its canonical models (``canonical = "ml
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from math import prod
 
 from torch import nn
 
 HIDDEN = 128
 
 
-def glm(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
+def glm(shape: Sequence[int], classes: int, _: str) -> dict[str, nn.Module]:
     """Multinomial logistic regression on the flattened record.
 
     The extractor has no parameters.
     """
-    channels, height, width = shape
-    return {"extractor": nn.Flatten(), "classifier": nn.Linear(channels * height * width, classes)}
+    return {"extractor": nn.Flatten(), "classifier": nn.Linear(prod(shape), classes)}
 
 
-def mlp(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
+def ppfl_mlp(shape: Sequence[int], classes: int, _: str) -> dict[str, nn.Module]:
     """A hidden layer with ReLU on the flattened record, and a linear classifier.
 
     It has 128 features.
     """
-    channels, height, width = shape
-    hidden = OrderedDict(
-        flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, HIDDEN), relu=nn.ReLU()
-    )
+    hidden = OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), HIDDEN), relu=nn.ReLU())
     return {"extractor": nn.Sequential(hidden), "classifier": nn.Linear(HIDDEN, classes)}

@@ -16,14 +16,18 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
+from ...files.documents import Strict
 from .fedssa_cnn import digits_cnn, fedssa_cnn
 from .lenet import lenet, lenet_wide
-from .mlp import glm, mlp
+from .mlp import glm, ppfl_mlp
 from .mobilenet import mobilenet_v2
+from .residual import SeriesResnetOptions, VolumeResnetOptions, series_resnet, volume_resnet
 from .resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
+from .tabular import MlpOptions, TabResnetOptions, mlp, tab_resnet
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
-Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
+# One record: channels, height, width; of a series channels, length; of a volume also the depth.
+Shape: TypeAlias = tuple[int, ...]
 Layers: TypeAlias = list[tuple[str, nn.Module]]
 
 # channels → groups: three or four channels share one group's statistics
@@ -39,9 +43,11 @@ class Network:
 
     default_input: Shape
     fault: Callable[[Shape], str]  # why it cannot take an input; empty if it can
-    # (input, classes, norm) → extractor and classifier
-    build: Callable[[Shape, int, Norm], dict[str, nn.Module]]
+    # (input, classes, norm, further arguments) → extractor and classifier
+    build: Callable[..., dict[str, nn.Module]]
     norms: tuple[Norm, ...] = ("none", "batch", "group")
+    # of a configurable network: further arguments of ``build``, by name, with their defaults
+    options: type[Strict] | None = None
 
 
 def at_least(side: int) -> Callable[[Shape], str]:
@@ -51,9 +57,11 @@ def at_least(side: int) -> Callable[[Shape], str]:
     """
 
     def fault(shape: Shape) -> str:
-        if min(shape[1:]) >= side:
-            return ""
-        return f"needs at least {side} x {side} pixels, not {list(shape)}"
+        if len(shape) != 3:
+            return f"takes images [channels, height, width], not {list(shape)}"
+        if min(shape[1:]) < side:
+            return f"needs at least {side} x {side} pixels, not {list(shape)}"
+        return ""
 
     return fault
 
@@ -64,6 +72,19 @@ def exactly(wanted: Shape) -> Callable[[Shape], str]:
     Like ``at_least``, for networks of a fixed input.
     """
     return lambda shape: "" if shape == wanted else f"takes input {list(wanted)}, not {list(shape)}"
+
+
+def any_shape(_: Shape) -> str:
+    """No fault: the network flattens its records."""
+    return ""
+
+
+def of_rank(rank: int, axes: str) -> Callable[[Shape], str]:
+    """A check for the number of a record's axes, which ``axes`` names.
+
+    Like ``at_least``, for networks that take records of any size.
+    """
+    return lambda shape: "" if len(shape) == rank else f"takes records [{axes}], not {list(shape)}"
 
 
 def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
@@ -124,8 +145,8 @@ def block(number: int, conv: nn.Conv2d, norm: Norm) -> Layers:
 NETWORKS: dict[str, Network] = {
     "lenet5": Network((3, 32, 32), at_least(16), lenet5),  # 16 → conv 12 → pool 6 → conv 2 → pool 1
     "cnn-digits": Network((1, 8, 8), exactly((1, 8, 8)), cnn_digits),
-    "glm": Network((1, 1, 150), at_least(1), glm, ("none",)),
-    "ppfl-mlp": Network((1, 28, 28), at_least(1), mlp, ("none",)),
+    "glm": Network((1, 1, 150), any_shape, glm, ("none",)),
+    "ppfl-mlp": Network((1, 28, 28), any_shape, ppfl_mlp, ("none",)),
     "fedssa-cnn-1": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 2000), ("none",)),
     "fedssa-cnn-2": Network((3, 32, 32), at_least(16), fedssa_cnn(16, 2000), ("none",)),
     "fedssa-cnn-3": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 1000), ("none",)),
@@ -141,4 +162,15 @@ NETWORKS: dict[str, Network] = {
     "convnet-digits": Network((1, 8, 8), exactly((1, 8, 8)), convnet_digits),
     "resnet18": Network((3, 32, 32), at_least(16), resnet18, ("batch", "group")),
     "mobilenet-v2": Network((3, 32, 32), at_least(32), mobilenet_v2, ("batch", "group")),
+    "mlp": Network((1, 1, 150), any_shape, mlp, options=MlpOptions),
+    "tab-resnet": Network((1, 1, 150), any_shape, tab_resnet, options=TabResnetOptions),
+    "series-resnet": Network(
+        (12, 1000), of_rank(2, "channels, length"), series_resnet, options=SeriesResnetOptions
+    ),
+    "volume-resnet": Network(
+        (1, 32, 32, 32),
+        of_rank(4, "channels, depth, height, width"),
+        volume_resnet,
+        options=VolumeResnetOptions,
+    ),
 }

@@ -24,8 +24,13 @@ def drawing(stream: np.random.Generator) -> Iterator[None]:
     Afterwards they continue as if nothing had been drawn. Other threads that draw by it wait, so
     hold it briefly.
     """
+    # torch takes 64 bits; the upper 63 make a number that every one of its functions takes.
+    seed = int(raw(stream, 1)[0] >> np.uint64(1))
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with GENERATOR, torch.random.fork_rng(devices=gpus):
-        # torch takes 64 bits; the upper 63 make a number that every one of its functions takes.
-        torch.manual_seed(int(raw(stream, 1)[0] >> np.uint64(1)))
+        # Not torch.manual_seed: for each kind of GPU that may come it notes a stack trace, which
+        # takes a millisecond, and so do we for each step.
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed_all(seed)
         yield

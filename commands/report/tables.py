@@ -15,6 +15,7 @@ from ...security.ledger.records import (
     JobAccept,
     JobDecline,
     KeyRotate,
+    PackageCode,
     PrivacyHead,
     RecoveryRecord,
     Start,
@@ -187,6 +188,7 @@ class JobRow:
 
     job: str
     methods: tuple[str, ...]
+    packages: tuple[PackageCode, ...]  # that are not Staddle's, as messages name them
     decisions: tuple[At[JobAccept] | At[JobDecline], ...]
     rounds: str  # in which something left
     cohorts: "Cohorts | None"  # None where no message says which silos took part
@@ -204,10 +206,12 @@ def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
 
 def _job_row(view: LedgerOverview, job: str) -> JobRow:
     methods: dict[str, None] = {}
+    packages: dict[PackageCode, None] = {}
     rounds, cohorts = set(), []
     for message in view.messages:
         intent = message.intent
         methods[intent.method] = None
+        packages |= dict.fromkeys(intent.packages)
         rounds.add(intent.round)
         # Not every message names its cohort.
         if intent.cohort:
@@ -216,6 +220,7 @@ def _job_row(view: LedgerOverview, job: str) -> JobRow:
     return JobRow(
         job=job,
         methods=tuple(methods),
+        packages=tuple(packages),
         decisions=tuple(view.decisions),
         rounds=spans(rounds),
         cohorts=_cohorts(cohorts),

@@ -186,6 +186,18 @@ class Paid(Strict):
         return cls(dataset=dataset, ids=tuple(ids)) if ids else None
 
 
+class PackageCode(Strict):
+    """An installed package whose code computed what leaves:
+    ``{"name":"lung","sha256":"9b1c…","version":"0.3"}``.
+
+    The digest is over its files (files/packages.py).
+    """
+
+    name: Text
+    version: Text
+    sha256: Hex32
+
+
 class Start(Strict):
     """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle
     0.1.0","type":"start"}``.
@@ -285,8 +297,8 @@ class Intent(Strict):
     part, whose tensors are all of it.
 
     ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dp":null,"form":"plain","hidden":null,"job":"lung-3",
-    "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow",
-    "file":"e3b0…","rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator",
+    "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"packages":[],
+    "policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator",
     "spki":"9f86…"},"round":17,"rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],
     "type":"egress.intent"}``
     """
@@ -315,6 +327,8 @@ class Intent(Strict):
     hidden: HiddenBinding | None = None
     # of a message with tensors that are dp, and of no other; older records have none
     dp: Paid | None = None
+    # the job's, where it runs code that is not Staddle's; older records have none
+    packages: tuple[PackageCode, ...] = ()
 
     @property
     def part(self) -> str:

@@ -344,6 +344,7 @@ class Gate:
             secagg=outgoing.secagg,
             hidden=outgoing.hidden,
             dp=records.Paid.of(self._policy.dataset, releases),
+            packages=tuple(records.PackageCode(**vars(package)) for package in declared.packages),
         )
         return self._ledger.append(record).seq
 

@@ -27,6 +27,7 @@ from ...algorithms.exchange.parts import (
 from ...algorithms.job.security import for_silos
 from ...errors import LocalError
 from ...files.documents import canonical_json
+from ...files.packages import Package
 from ...security.arithmetic.fixedpoint import Group
 from ...security.blind.mix_context import mix_group
 from ...security.blind.plan import shared, sum_groups, uploaded
@@ -66,6 +67,7 @@ class Declared:
     # the same phases, as the parts of a blind job
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()
     silos: tuple[str, ...] = ()  # of a blind job
+    packages: tuple[Package, ...] = ()  # whose code the job runs
 
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
@@ -79,6 +81,7 @@ class Declared:
             method=document["method"]["name"],
             phases=tuple((phase["from_round"], _sent(phase["up"])) for phase in schema),
             records=None if document["privacy"] else records,
+            packages=tuple(Package(**each) for each in document.get("packages", ())),
         )
         if security["secure_aggregation"] == "off":
             return plain

@@ -160,19 +160,15 @@ def test_says_what_it_cannot_do_with_a_model_from_outside_the_table(name):
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - CANNOT.keys()))
 def test_trains_a_model_from_outside_the_table(name):
-    """Dropout draws the same again, whatever else draws from torch's generator."""
+    """Dropout draws from the job's streams: torch's own generator is where it was."""
     job = make(name, rounds=2, model={"classes": 3, **OUTSIDE})
-    torch.manual_seed(1)
-    first = simulate(job, banded_shards(job.silos))
-    torch.manual_seed(2)
-    second = simulate(job, banded_shards(job.silos))
+    before = torch.get_rng_state()
+    end = simulate(job, banded_shards(job.silos))
+    assert torch.equal(before, torch.get_rng_state())
     for silo in job.silos:
-        begun = job.method().modules(silo)
-        one, other = first.states[silo], second.states[silo]
-        assert one.flat.keys() == other.flat.keys()
-        assert all(torch.equal(one.flat[key], other.flat[key]) for key in one.flat)
-        assert all(tensor.isfinite().all() for tensor in one.flat.values())
-        assert not torch.equal(one.parts["extractor"]["scale"], begun["extractor"].scale)
+        begun, state = job.method().modules(silo), end.states[silo]
+        assert all(tensor.isfinite().all() for tensor in state.flat.values())
+        assert not torch.equal(state.parts["extractor"]["scale"], begun["extractor"].scale)
 
 
 @cache

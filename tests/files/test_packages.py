@@ -31,6 +31,8 @@ def site(tmp_path, monkeypatch):
     """A folder of packages; what this process knows of others is as before afterwards."""
     monkeypatch.setattr(packages, "_FIRST", {})
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("lung", "lungs", "single", "clinic", "zipped"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:

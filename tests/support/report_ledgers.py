@@ -24,7 +24,7 @@ from support.ledgers import (
     write_stop,
 )
 
-from staddle.security.ledger.records import Applied, MessageDigest, Peer, TensorDigest
+from staddle.security.ledger.records import Applied, MessageDigest, PackageCode, Peer, TensorDigest
 from staddle.security.policy.release import Release
 
 POLICY = """version = 1
@@ -91,7 +91,13 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         write_control_close(ledger, control, 8, 512)
         write_job_accept(ledger, "lung-3", OTHER, "operator-2")
         contribute(
-            ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent"
+            ledger,
+            "lung-3",
+            0,
+            RELEASES[2:],
+            readers=["coordinator", "silo-b"],
+            packages=(PackageCode(name="lung", version="0.3", sha256="c1" * 32),),
+            status="silent",
         )
         denied = {"job": "lung-3", "round_number": 1, "purpose": "update", "policy": policy}
         write_policy_deny(ledger, **denied, reasons=["too large", "NaN"])
@@ -125,6 +131,7 @@ def nasty(path):
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
             said = {"recipient": peer, "readers": [text, text], "form": text, "policy": policy}
+            said["packages"] = (PackageCode(name=text, version=text, sha256=OTHER),)
             contribute(ledger, text, 0, releases, **said)
             protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
             end_sum(ledger, text, job=text, blame=text)

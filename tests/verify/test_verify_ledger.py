@@ -511,6 +511,7 @@ BROKEN = [
     [head(), head(0)],
     [intent(readers=TWO_READERS), intent(tensors=[{**TENSORS[0], "readers": TWO_READERS[::-1]}])],
 ]
+CODE = [{"name": "lung", "version": "0.3", "sha256": HASH}]
 SOUND = [
     [intent(), ONE, under(ONE), DENY],
     [ONE, ANOTHER, under(TWO), {**ONE, "before": TWO["after"]}, under(ONE), DENY],
@@ -547,6 +548,8 @@ SOUND = [
     [head(0), head(3, **ELSE), private(0, 1, 2, **ELSE), start(), private(2, **ELSE)],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
+    [intent(packages=packages) for packages in ([], CODE, [*CODE, {**CODE[0], "name": ""}])],
+    [masked(packages=CODE), padded(packages=CODE)],
 ]
 
 
@@ -639,6 +642,10 @@ HOSTILE = [
     *revalued(padded(), b'"number":0', b"null", b"-1", b'0,"more":0'),
     *misspelt(padded(), b',"number":0', b""),
     *revalued(intent(hidden=None), b'"hidden":null', b"{}", b'null,"hidden":null'),
+    *revalued(intent(packages=[]), b'"packages":[]', b"null", b"{}", b'[""]', b"[{}]"),
+    *revalued(intent(packages=CODE), b'"sha256":"ab', b'"AB', b'"'),
+    *revalued(intent(packages=CODE), b'"version":"0.3"', b"0.3", b'"0.3","more":0'),
+    *misspelt(intent(packages=CODE), b',"version":"0.3"', b""),
     *revalued(of_sum("egress.protocol"), b'"kind":"keys"', b'"upload"'),
     *revalued(of_sum("egress.protocol"), b'"ctx":"ab', b'"Ab'),
     *misspelt(of_sum("egress.protocol"), b'"bytes":9,', b""),

@@ -103,10 +103,7 @@ class Images(ImageFiles):
         A record's id is its path in the folder.
         """
         # Checked before any file is opened, since no image can have another number of channels.
-        if shape[0] not in (1, 3):
-            raise LocalError(
-                f"{self.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}"
-            )
+        check_shape(self.folder, shape)
         # A folder may be unreadable, or vanish while it is listed.
         try:
             classes, found = self._find()
@@ -195,6 +192,15 @@ def relative_ids(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
     They have slashes on every system, so ids do not depend on it.
     """
     return tuple(path.relative_to(folder).as_posix() for path in paths)
+
+
+def check_shape(folder: Path, shape: Shape) -> None:
+    """LocalError unless records of this shape can be made of images."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise LocalError(
+            f"{folder}: images are [channels, height, width] with 1 or 3 channels, the job's model"
+            f" takes {list(shape)}"
+        )
 
 
 def read_all(folder: Path, paths: Sequence[Path], shape: Shape, resize: bool) -> Tensor:

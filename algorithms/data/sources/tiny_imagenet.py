@@ -22,7 +22,7 @@ from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
 from ..options import ImageFiles, Shared
-from .images import read_all, relative_ids
+from .images import check_shape, read_all, relative_ids
 
 Part = Literal["train", "val"]
 Found = list[tuple[Path, str]]  # an image and its class
@@ -52,6 +52,7 @@ class TinyImageNet(ImageFiles, Shared):
 
         A record's id is its path in the folder. Training images come first.
         """
+        check_shape(self.folder, shape)
         classes = _lines(self, "wnids.txt")
         # wnids.txt has the order of the labels, not the names of the folders.
         number_of = {name: number for number, name in enumerate(classes)}

@@ -114,7 +114,7 @@ FEWEST = 3  # participants whose mean an absent silo may get
 SHARE_TOLERANCE = 1e-6
 PROPORTIONS_TOLERANCE = 1e-6  # bound on how far a silo's label proportions miss a sum of one
 
-Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
+Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer", "mlp"]
 Epochs: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 

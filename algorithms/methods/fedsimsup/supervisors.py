@@ -1,4 +1,4 @@
-"""The supervisors of FedSimSup: three private architectures.
+"""The supervisors of FedSimSup: private architectures, three for images and one for any record.
 
 They are not from the paper but for "approximately one-sixth" of the inter-learning model's size,
 here of the 52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
@@ -12,6 +12,7 @@ cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool,
              over pixels
 transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads,  9,350
              mean over them
+mlp          32 units with ReLU, for tables: a sixth would depend on their width       98,666
 ===========  ========================================================================  ==========
 """
 
@@ -23,14 +24,21 @@ from torch import Tensor, nn
 
 from ...models.build import fill
 from ...models.lenet import Shape, two_and_two
+from ...models.tabular import mlp
 from ...numerics.streams import Seed
 
 # Chosen for about a sixth of the parameters of ``lenet``: 9,350 to 52,202.
 WIDTH, HEADS, BLOCKS = 20, 4, 2  # of the transformer
+MLP_WIDTH = 32
 
 
 def _lenet_supervisor(shape: Shape, classes: int) -> nn.Module:
     parts = two_and_two(shape, classes, 3, 6, 48)
+    return nn.Sequential(OrderedDict(parts))
+
+
+def _mlp_supervisor(shape: Shape, classes: int) -> nn.Module:
+    parts = mlp(shape, classes, "none", widths=(MLP_WIDTH,))
     return nn.Sequential(OrderedDict(parts))
 
 
@@ -129,15 +137,18 @@ SUPERVISORS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet": _lenet_supervisor,
     "cnn": _cnn_supervisor,
     "transformer": Transformer,
+    "mlp": _mlp_supervisor,
 }
 
 
 def supervisor_fault(name: str, shape: Shape) -> str:
     """Why a supervisor cannot take an input; empty if it can."""
-    if min(shape[1:]) < 4:
+    if name == "mlp":
+        return ""
+    if len(shape) != 3 or min(shape[1:]) < 4:
         return (
-            f"needs at least 4 x 4 pixels, as all do, not {list(shape)}; choose another model.input"
-            " or method"
+            f"needs images of at least 4 x 4 pixels, not {list(shape)}; choose mlp, which takes any"
+            " record, or another model.input or method"
         )
     side = patch_side(shape)
     if name == "transformer" and (shape[1] % side or shape[2] % side):

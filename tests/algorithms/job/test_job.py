@@ -283,6 +283,8 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
             (name == "glm" and method in NEED_EXTRACTOR)
             or (name not in BLOCKS and method == "fedaims")
             or (network.norms[0] == "none" and method == "fedbn")
+            # its supervisors are for images, unless the job says otherwise
+            or (network.options is not None and method == "fedsimsup")
         )
         if lacking:
             with refused(rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):
@@ -295,7 +297,8 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
 def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, extractor):
     model = {"name": "digits-cnn-a", "input": [1, 16, 16]}
     job = make_job("fedssa", {"extractors": [extractor]}, model)
-    if extractor in {"digits-cnn-a", "digits-cnn-b", "digits-cnn-c", "convnet-3x64"}:
+    # those that take [1, 16, 16] and have 64 features
+    if extractor in {*(f"digits-cnn-{c}" for c in "abc"), "convnet-3x64", "mlp", "tab-resnet"}:
         job.document()
     else:
         where = r"^job 'test' \(fedssa on digits-cnn-a\): fedssa: "

@@ -163,7 +163,10 @@ def test_a_nested_head_has_a_dotted_name():
             {"options": {"width": 2**53}},
             "width is a whole number beyond ±9,007,199,254,740,991; lo",
         ),
-        ({"options": {"width": [3]}}, "width: give true, false, a number or a text"),
+        (
+            {"options": {"width": [True]}},
+            "width: give true, false, a number, a text, or up to 64 whole numbers",
+        ),
         ({"options": {"width": "x" * 1025}}, "width has over 1,024 characters; shorten it"),
         ({"options": {"not a name": 3}}, "options.not a name"),
         (

@@ -434,6 +434,9 @@ def test_policies_rules_denials_jobs_and_taints(path):
         ["none", "nothing"],
         ["0", "nothing"],
     ]
+    assert "lung 0.3" not in jobs[1][0]
+    # whose code computed what left
+    assert jobs[3][0] == f"lung-3method fedavgcode of package lung 0.3{'c1' * 32}"
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
     assert [row[:3] for row in page.section("8. Privacy")[1:]] == [

@@ -56,7 +56,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "readers": ["coordinator"], "form": "plain",
         "policy": {"file": book.HASH, "rule": "update", "decision": "allow"},
         "message": {"bytes": book.BYTES}, "offset": 0, "cohort": [], "secagg": None,
-        "hidden": None, "dp": None, "tensors": tensors,
+        "hidden": None, "dp": None, "packages": [], "tensors": tensors,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from support import ledgers as book
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
 from staddle.security.ledger.fast_decoder import checked, well_formed
+from staddle.security.ledger.records import PackageCode
 from staddle.security.log.chain import Chain, VerifiedLine
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -36,7 +37,8 @@ def lines(tmp_path_factory):
     with book.open_ledger(folder) as ledger:
         odd = book.secagg(members=("silo-a", 'silo-b","type":"'), threshold=0)
         book.intend_masked(ledger, round_number=4, secagg=odd, cohort=())
-        book.intend(ledger, round_number=4)
+        code = (PackageCode(name="lung", version="0.3", sha256=book.HASH),)
+        book.intend(ledger, round_number=4, packages=code)
         odd = 'with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
         book.intend(ledger, round_number=5, releases=[], job=odd)
         odd = {"job": "ø", "purpose": "", "rpc": "\n", "message": book.message_digest(0)}
@@ -48,7 +50,13 @@ def lines(tmp_path_factory):
     intents = [record for record in found if record["type"] == "egress.intent"]
     older = [
         {key: value for key, value in intents[0].items() if key not in lacking}
-        for lacking in (("secagg",), ("hidden",), ("dp",), ("secagg", "hidden", "dp"))
+        for lacking in (
+            ("secagg",),
+            ("hidden",),
+            ("dp",),
+            ("packages",),
+            ("secagg", "hidden", "dp"),
+        )
     ]
     return [canonical_json(record) for record in [*found, *older]]
 

@@ -98,6 +98,17 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
     assert world.audited().open_intents == ()
 
 
+def test_the_packages_whose_code_the_job_runs_are_recorded(made, tmp_path):
+    model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
+    world = World(made, tmp_path, made.policy(made.job("outside-gate", model=model)))
+    world.job = made.jobs.pop("outside-gate")
+    world.contribute()
+    (intent,) = stored(world.path, "egress.intent")
+    assert intent["packages"] == world.job.document()["packages"]
+    assert intent["packages"][0]["name"] == "other-models"
+    assert world.audited().open_intents == ()
+
+
 def test_the_other_end_takes_what_leaves(world, small_chunks):
     payload = world.payload()
     world.contribute(payload)

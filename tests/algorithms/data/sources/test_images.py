@@ -197,7 +197,10 @@ def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, fault)
 
 
 def test_other_channels_and_folders_that_are_none(tmp_path, read, fault):
-    assert "images have 1 or 3 channels, the job's model takes 2" in fault((2, 4, 5))
+    assert (
+        "images are [channels, height, width] with 1 or 3 channels, the job's model takes [2, 4, 5]"
+        in fault((2, 4, 5))
+    )
     assert len(read(classes=["a", "b"])) == 0
     with refused("none: cannot read it: No such file"):
         Images(kind="images", folder=tmp_path / "none").read_at(GREY)
