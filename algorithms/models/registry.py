@@ -79,12 +79,18 @@ def any_shape(_: Shape) -> str:
     return ""
 
 
-def of_rank(rank: int, axes: str) -> Callable[[Shape], str]:
-    """A check for the number of a record's axes, which ``axes`` names.
+def series(shape: Shape) -> str:
+    """Why a record is no series; a height of 1 is none, as some readers write it."""
+    if len(shape) == 2 or (len(shape) == 3 and shape[1] == 1):
+        return ""
+    return f"takes records [channels, length] or [channels, 1, length], not {list(shape)}"
 
-    Like ``at_least``, for networks that take records of any size.
-    """
-    return lambda shape: "" if len(shape) == rank else f"takes records [{axes}], not {list(shape)}"
+
+def volume(shape: Shape) -> str:
+    """Why a record is no volume."""
+    if len(shape) == 4:
+        return ""
+    return f"takes records [channels, depth, height, width], not {list(shape)}"
 
 
 def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
@@ -164,13 +170,6 @@ NETWORKS: dict[str, Network] = {
     "mobilenet-v2": Network((3, 32, 32), at_least(32), mobilenet_v2, ("batch", "group")),
     "mlp": Network((1, 1, 150), any_shape, mlp, options=MlpOptions),
     "tab-resnet": Network((1, 1, 150), any_shape, tab_resnet, options=TabResnetOptions),
-    "series-resnet": Network(
-        (12, 1000), of_rank(2, "channels, length"), series_resnet, options=SeriesResnetOptions
-    ),
-    "volume-resnet": Network(
-        (1, 32, 32, 32),
-        of_rank(4, "channels, depth, height, width"),
-        volume_resnet,
-        options=VolumeResnetOptions,
-    ),
+    "series-resnet": Network((12, 1000), series, series_resnet, options=SeriesResnetOptions),
+    "volume-resnet": Network((1, 32, 32, 32), volume, volume_resnet, options=VolumeResnetOptions),
 }

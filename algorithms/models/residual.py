@@ -1,10 +1,11 @@
 """Residual networks for series and for volumes, which differ in the dimensions of a record.
 
-``series-resnet`` is for records [channels, length], such as signals of several sensors: Wang, Yan
-and Oates, "Time series classification from scratch with deep neural networks: a strong baseline",
-IJCNN 2017, section II. ``volume-resnet`` is for records [channels, depth, height, width], such as
-scans: a residual network of 3x3x3 convolutions, as in Hara, Kataoka and Satoh, "Can spatiotemporal
-3D CNNs retrace the history of 2D CNNs and ImageNet?", CVPR 2018, with fewer channels by default.
+``series-resnet`` is for records [channels, length] or [channels, 1, length], such as signals of
+several sensors: Wang, Yan and Oates, "Time series classification from scratch with deep neural
+networks: a strong baseline", IJCNN 2017, section II; its kernel of 8, which has no middle, is 7
+here. ``volume-resnet`` is for records [channels, depth, height, width], such as scans: a residual
+network of 3x3x3 convolutions, as in Hara, Kataoka and Satoh, "Can spatiotemporal 3D CNNs retrace
+the history of 2D CNNs and ImageNet?", CVPR 2018, with fewer channels by default.
 
 Their features are means over all positions, so records of other lengths and sizes fit one model.
 Norm "batch" keeps running statistics; norm "group" has at most eight groups.
@@ -23,7 +24,7 @@ Width: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Widths: TypeAlias = Annotated[tuple[Width, ...], Field(min_length=1, max_length=16)]
 Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=32)]
 Share: TypeAlias = Annotated[Real, Field(ge=0, lt=1)]
-KERNELS = (8, 5, 3)  # of the three convolutions of a block for series
+KERNELS = (7, 5, 3)  # of the three convolutions of a block for series
 MOST_GROUPS = 8
 
 CONVOLUTIONS = {1: nn.Conv1d, 3: nn.Conv3d}
@@ -104,12 +105,13 @@ def series_resnet(
     widths: Sequence[int] = (64, 128, 128),
     dropout: float = 0.0,
 ) -> dict[str, nn.Module]:
-    """One block for each width, of kernels 8, 5 and 3; it has ``widths[-1]`` features."""
+    """One block for each width, of kernels 7, 5 and 3; it has ``widths[-1]`` features."""
     blocks = [
         ResidualBlock(1, before, width, KERNELS, norm)
         for before, width in zip((shape[0], *widths), widths, strict=False)
     ]
-    return _network(blocks, widths, classes, dropout)
+    # [B, channels, 1, length] as readers of images write it
+    return _network(blocks, widths, classes, dropout, nn.Flatten(2))
 
 
 def volume_resnet(
@@ -137,14 +139,19 @@ def volume_resnet(
             stride = 2 if number and not place else 1
             steps.append(ResidualBlock(3, before, width, (3, 3), norm, stride))
             before = width
-    return _network(steps, widths, classes, dropout)
+    return _network(steps, widths, classes, dropout, nn.Identity())
 
 
 def _network(
-    blocks: Sequence[nn.Module], widths: Sequence[int], classes: int, dropout: float
+    blocks: Sequence[nn.Module],
+    widths: Sequence[int],
+    classes: int,
+    dropout: float,
+    begin: nn.Module,
 ) -> dict[str, nn.Module]:
     named = [(f"block{number}", block) for number, block in enumerate(blocks, start=1)]
-    layers = OrderedDict([*named, ("mean", Mean()), ("drop", dropped(dropout))])
+    last = [("mean", Mean()), ("drop", dropped(dropout))]
+    layers = OrderedDict([("begin", begin), *named, *last])
     return {
         "extractor": nn.Sequential(layers),
         "classifier": nn.Linear(widths[-1], classes),
@@ -153,9 +160,7 @@ def _network(
 
 def convolution(dimensions: int, inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
     """A convolution that keeps the sides, or halves them with a ``stride`` of 2."""
-    # An even kernel has no middle: "same" pads it by one more at the end.
-    padding = "same" if stride == 1 else kernel // 2
-    return CONVOLUTIONS[dimensions](inputs, outputs, kernel, stride, padding)
+    return CONVOLUTIONS[dimensions](inputs, outputs, kernel, stride, kernel // 2)
 
 
 def normalisation(dimensions: int, channels: int, norm: str) -> nn.Module:

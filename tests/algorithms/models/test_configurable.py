@@ -88,7 +88,7 @@ def test_a_residual_network_for_series_by_hand():
     for block in (parts["extractor"].block1, parts["extractor"].block2):
         path, short = block.path, block.shortcut.conv
         z = y
-        for number, (before, after) in enumerate([(3, 4), (2, 2), (1, 1)], start=1):
+        for number, (before, after) in enumerate([(3, 3), (2, 2), (1, 1)], start=1):
             conv = getattr(path, f"conv{number}")
             z = functional.conv1d(functional.pad(z, (before, after)), conv.weight, conv.bias)
             z = z.clamp(min=0) if number < 3 else z
@@ -97,9 +97,16 @@ def test_a_residual_network_for_series_by_hand():
 
 
 @torch.no_grad()
+def test_a_series_may_have_a_height_of_one():
+    short, tall = (made("series-resnet", input=shape) for shape in ((2, 11), (2, 1, 11)))
+    x = records("series-resnet")
+    assert torch.equal(short["extractor"](x), tall["extractor"](x.unsqueeze(2)))
+
+
+@torch.no_grad()
 def test_a_residual_network_for_volumes_by_hand():
     parts, x = made("volume-resnet"), records("volume-resnet")
-    stem, *blocks = list(parts["extractor"].children())[:5]
+    stem, *blocks = list(parts["extractor"].children())[1:6]
     y = functional.conv3d(x, stem.conv.weight, stem.conv.bias, padding=1).clamp(min=0)
     sides = []
     for block in blocks:
@@ -153,7 +160,7 @@ def test_what_a_job_leaves_out_has_its_default_and_one_spelling(name):
             {"options": {"width": 4096, "hidden": 4096, "blocks": 9}},
             "has 302,116,867 parameters; lower input or classes, 268,435,456 are the most",
         ),
-        ("series-resnet", {"input": [1, 2, 3]}, r"takes records \[channels, length\], not \[1, 2"),
+        ("series-resnet", {"input": [1, 2, 3]}, r"takes records \[channels, length\] or .*, not"),
         ("volume-resnet", {"input": [1, 8, 8]}, r"takes records \[channels, depth, height, wid"),
         ("mlp", {"input": [1] * 5}, "input"),
         ("mlp", {"input": []}, "input"),
