@@ -43,6 +43,7 @@ from ...files import packages
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
 from .registry import Shape
+from .tied import strays, tie
 from .torchvision_import import torchvision
 
 TORCHVISION = "torchvision:"
@@ -149,6 +150,7 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
         whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
     if not isinstance(whole, nn.Module):
         raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
+    tie(whole, wanted.where)
     # In place, a layer would overwrite the input that gradients per record need.
     for module in whole.modules():
         if getattr(module, "inplace", False):
@@ -347,6 +349,11 @@ def _check_outputs(wanted: Foreign, expected: Tensor, features: Tensor, found: T
 def _check_tensors(wanted: Foreign, parts: Mapping[str, nn.Module]) -> None:
     owners: dict[int, str] = {}
     for part, module in parts.items():
+        if found := strays(module):
+            raise LocalError(
+                f"{wanted.where}: its {part} has {found[0]!r}, which is a parameter of the other"
+                " part; name in model.head all layers that share it, or none"
+            )
         kept = module.state_dict().keys()
         for name, tensor in _named(module):
             where = f"{wanted.where}: its {part} has {name!r}"
@@ -357,8 +364,8 @@ def _check_tensors(wanted: Foreign, parts: Mapping[str, nn.Module]) -> None:
                 raise LocalError(f"{where}, which is not persistent; register it as persistent")
             if id(tensor) in owners:
                 raise LocalError(
-                    f"{where}, which is {owners[id(tensor)]!r} too; tied weights do not work yet,"
-                    " so give each its own"
+                    f"{where}, which is {owners[id(tensor)]!r} too; a layer or buffer that stands"
+                    " in two places does not work, so give each place its own"
                 )
             owners[id(tensor)] = f"{part}.{name}"
 

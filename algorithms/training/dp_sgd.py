@@ -38,6 +38,7 @@ from ...errors import LocalError
 from ..course import Stage
 from ..data.dataset import in_calls
 from ..models.functional import BoundModule
+from ..models.tied import OWNERS
 from .accountant import Random
 from .clipped_sum import ClippedSum
 from .loop import Modules, Step, apply, parameters_of
@@ -257,6 +258,9 @@ def _hookable(modules: Modules, stage: Stage) -> bool:
     for layer in chain.from_iterable(modules[part].modules() for part in stage.trains):
         # Such a layer's parameters are used without a call of it, so no hook runs.
         if getattr(layer, "functional", False):
+            return False
+        # Nor would the hooks see what such a layer does with a parameter of another.
+        if getattr(layer, OWNERS, None):
             return False
         # Opacus has no per-sample gradients for the parameters of other types of layers.
         owns = any(True for _ in layer.parameters(recurse=False))

@@ -64,6 +64,49 @@ class Tied(nn.Module):
         return self.fc(self.two(self.one(x.flatten(1))))
 
 
+class Extended(nn.Module):
+    """A linear model, with what a test wants before it: called in training mode too."""
+
+    def __init__(self, outputs, before=None):
+        super().__init__()
+        self.fc = nn.Linear(64, outputs)
+        self.before = before or (lambda x: x)
+
+    def forward(self, x):
+        return self.fc(self.before(x.flatten(1)))
+
+
+class Twice(Extended):
+    """One layer under two names."""
+
+    def __init__(self, outputs):
+        super().__init__(outputs)
+        self.one = self.two = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.fc(self.two(self.one(x.flatten(1))))
+
+
+class TiedRows(Extended):
+    """Two recurrent layers that share a parameter."""
+
+    def __init__(self, outputs):
+        super().__init__(outputs)
+        self.one, self.two = nn.GRU(8, 64, batch_first=True), nn.GRU(8, 64, batch_first=True)
+        self.two.weight_ih_l0 = self.one.weight_ih_l0
+
+    def forward(self, x):
+        return self.fc((self.one(x[:, 0])[0] + self.two(x[:, 0])[0]).mean(1))
+
+
+def twice(shape, outputs):
+    return Twice(outputs)
+
+
+def tied_rows(shape, outputs):
+    return TiedRows(outputs)
+
+
 def softened(shape, outputs):
     return Softened(outputs)
 
@@ -90,18 +133,6 @@ def pair(shape, outputs):
             return self.fc(x.flatten(1)), x
 
     return Pair()
-
-
-class Extended(nn.Module):
-    """A linear model, with what a test wants before it: called in training mode too."""
-
-    def __init__(self, outputs, before=None):
-        super().__init__()
-        self.fc = nn.Linear(64, outputs)
-        self.before = before or (lambda x: x)
-
-    def forward(self, x):
-        return self.fc(self.before(x.flatten(1)))
 
 
 def stored(shape, outputs):

@@ -132,10 +132,11 @@ def test_a_nested_head_has_a_dotted_name():
         ({"options": {"depth": 3}}, "cannot be made: .*unexpected keyword argument 'depth'"),
         ({"options": {"dropout": float("nan")}}, "dropout = nan; give a finite number"),
         ({"name": "softened"}, "fc, after the layers before it does not give the output of the"),
-        ({"name": "tied"}, r"extractor has 'two\.weight', which is 'extractor\.one\.weight' too"),
+        ({"name": "twice"}, r"extractor has 'two\.weight', which is 'extractor\.one\.weight' too"),
+        ({"name": "tied-rows"}, "recurrent layer 'two' shares 'weight_ih_l0' with another layer"),
         (
             {"name": "tied", "classes": 64, "options": {"across": True}},
-            r"its classifier has 'weight', which is 'extractor\.one\.weight' too; tied weights",
+            "its classifier has 'weight', which is a parameter of the other part; name in model.he",
         ),
         (
             {"name": "stored"},
