@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path, PurePosixPath
+from traceback import TracebackException
 from typing import Any
 
 from ..errors import LocalError, StaddleError
@@ -83,13 +84,19 @@ def others_code(what: str, fix: str) -> Iterator[None]:
     """LocalError for whatever another project's code raises: ``what: why; fix``."""
     try:
         yield
-    except StaddleError:
+    except (StaddleError, KeyboardInterrupt):
         raise
     # Nobody can list what other people's code raises, and a daemon must not end by it.
-    except (Exception, SystemExit) as error:
-        # Its further lines are for that project's developers.
-        line = str(error).partition("\n")[0].rstrip(".")[:LONGEST_WHY]
-        raise LocalError(f"{what}: {line or type(error).__name__}; {fix}") from error
+    except BaseException as error:
+        why = _said(error) or type(error).__name__
+        raise LocalError(f"{what}: {why[:LONGEST_WHY]}; {fix}") from error
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error; its further ones are for that project's developers."""
+    # Its code makes the text too, and that may fail.
+    text = str(TracebackException.from_exception(error, limit=0))
+    return text.partition("\n")[0].rstrip(".")
 
 
 def digest(entry: EntryPoint) -> str:
@@ -103,8 +110,9 @@ def digest(entry: EntryPoint) -> str:
 
     LocalError for a package without files, or whose files changed since this process first asked.
     """
-    found = dict(_installed(entry))
-    unit = _found(entry.module)
+    # Whoever edits metadata by hand makes importlib raise anything.
+    with others_code(f"the files of {entry.value!r} cannot be listed", "reinstall its package"):
+        found, unit = dict(_installed(entry)), _found(entry.module)
     found |= unit.files
     if not unit.files:
         raise LocalError(
@@ -134,7 +142,8 @@ def _entries(group: str, name: str) -> list[EntryPoint]:
 def _owner(entry: EntryPoint) -> tuple[str, str]:
     """Name and version of an entry point's package; empty where its metadata are missing."""
     # What was removed by half may have entry points and nothing else.
-    found = entry.dist.metadata.json if entry.dist else {}
+    with others_code(f"the metadata of {entry.value!r} cannot be read", "reinstall its package"):
+        found = entry.dist.metadata.json if entry.dist else {}
     return str(found.get("name") or ""), str(found.get("version") or "")
 
 
@@ -229,7 +238,11 @@ def _installed(entry: EntryPoint) -> Iterator[tuple[str, Path]]:
 
 
 def _sha256(path: Path) -> str:
+    # To open a pipe is to wait for who writes into it.
+    if path.exists() and not path.is_file():
+        raise LocalError(f"{path}: is not a file, in a package that a job names; remove it")
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ from ..models.registry import NETWORKS
 
 # Names of packages whose code may run; None for all, where whoever runs a job wrote it.
 Allowed: TypeAlias = Collection[str] | None
+LONGEST = 200  # characters of a name in a document, in an error
 
 
 def packages_of(method: str, model: str) -> tuple[Package, ...]:
@@ -20,7 +21,7 @@ def packages_of(method: str, model: str) -> tuple[Package, ...]:
     torchvision is none, since Staddle brings it. LocalError where a package is not as it should be.
     """
     found = (packages.package(group, name, where) for group, name, where in _named(method, model))
-    return tuple(sorted(set(found), key=lambda package: package.name))
+    return tuple(sorted(dict.fromkeys(found), key=_triple))
 
 
 def runs_others_code(document: Mapping[str, Any]) -> bool:
@@ -59,16 +60,16 @@ def check_code(document: Mapping[str, Any], allowed: Allowed, origin: str) -> No
         raise LocalError(f"{origin}: {not_listed(names)}")
     named = _of(document)
     found = {packages.package(group, name, where) for group, name, where in named}
-    ours, theirs = {package.name: _shown(package) for package in found}, _written(document)
+    ours, theirs = set(map(_triple, found)), set(map(_triple, _written(document)))
     differing = [
-        f"{name}: {ours.get(name, 'none')} here, {theirs.get(name, 'none')} in the job"
-        for name in sorted({*ours, *theirs})
-        if ours.get(name) != theirs.get(name)
+        f"{name}: {_listed(name, ours)} here, {_listed(name, theirs)} in the job"
+        for name in sorted({name for name, *_ in ours ^ theirs})
     ]
     if differing:
         raise LocalError(
-            f"{origin}: key packages, the code that the job runs, differs ({'; '.join(differing)});"
-            " install the packages that the job was signed with"
+            f"{origin}: key packages, the code that the job runs, differs"
+            f" ({'; '.join(differing)}); install the packages that the job was signed"
+            " with"
         )
 
 
@@ -95,16 +96,22 @@ def _name(table: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _shown(package: Package) -> str:
-    return f"{package.version}, SHA-256 {package.sha256}"
+def _triple(package: Package) -> tuple[str, str, str]:
+    return package.name, package.version, package.sha256
 
 
-def _written(document: Mapping[str, Any]) -> dict[str, str]:
+def _listed(name: str, packages: Collection[tuple[str, str, str]]) -> str:
+    """Version and digest of the packages of this name; a project may have several parts."""
+    found = sorted(entry for entry in packages if entry[0] == name)
+    return " and ".join(f"{version}, SHA-256 {sha256}" for _, version, sha256 in found) or "none"
+
+
+def _written(document: Mapping[str, Any]) -> list[Package]:
     """The packages of a document that are written as they should be."""
-    read = {}
+    read = []
     packages_ = document.get("packages")
     for each in packages_ if isinstance(packages_, list) else ():
         match each:
             case {"name": str(name), "version": str(version), "sha256": str(digest)}:
-                read[name[:64]] = _shown(Package(name[:64], version[:64], digest[:64]))
+                read.append(Package(name[:LONGEST], version[:LONGEST], digest[:64]))
     return read

@@ -205,6 +205,7 @@ class JobFile(JobSettings):
             )
 
 
+LONGEST_ERROR = 2000  # characters
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
 """Keys that a job file, a job and its document have alike."""
 
@@ -276,19 +277,24 @@ class Job:
             raise LocalError(
                 f"{origin}: a job document is a JSON object, not {type(document).__name__}"
             )
-        # Derived keys are computed again and compared below, never trusted.
-        written = {key: value for key, value in document.items() if key not in DERIVED}
-        # Before any code of a package runs: to read the job is to import it.
-        check_code(document, allowed, origin)
-        # A job with code of others alone may fail in any way: otherwise it would be a bug of ours.
-        what, fix = f"{origin}: the code that the job names fails", "correct it, or choose another"
-        with others_code(what, fix) if runs_others_code(document) else nullcontext():
-            return cls._of_document(document, written, origin, federated)
+        try:
+            # Before any code of a package runs: to read the job is to import it.
+            check_code(document, allowed, origin)
+            # A job with code of others alone may fail in any way: any other is a bug of ours.
+            what = f"{origin}: the code that the job names fails"
+            guard = others_code(what, "correct it, or choose another")
+            with guard if runs_others_code(document) else nullcontext():
+                return cls._of_document(document, origin, federated)
+        except LocalError as error:
+            # Errors repeat what the document says, and they go into logs and answers.
+            if len(str(error)) <= LONGEST_ERROR:
+                raise
+            raise LocalError(f"{str(error)[:LONGEST_ERROR]}…") from error
 
     @classmethod
-    def _of_document(
-        cls, document: Mapping[str, Any], written: Mapping[str, Any], origin: str, federated: bool
-    ) -> "Job":
+    def _of_document(cls, document: Mapping[str, Any], origin: str, federated: bool) -> "Job":
+        # Derived keys are computed again and compared below, never trusted.
+        written = {key: value for key, value in document.items() if key not in DERIVED}
         file, start = validate(written, JobFile, origin), document.get("start")
         job = replace(
             cls.from_file(file, origin),
@@ -307,6 +313,12 @@ class Job:
         if computed != document:
             why = explain_difference(document, computed, job.method_name, job.model.name)
             raise LocalError(f"{origin}: {why}")
+        # Python takes 1, 1.0 and true for equal, and the job's digest is over one of them.
+        if canonical_json(computed) != canonical_json(dict(document)):
+            raise LocalError(
+                f"{origin}: a value of it has another type than Staddle writes, such as 0 for"
+                " false; have the job signed again"
+            )
         return job
 
     def document(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, closest, validate
+from ...files.packages import others_code
 from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
 from . import foreign
@@ -366,7 +367,7 @@ def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.M
     whole = foreign.construct(outside, seed, prefix)
     made = foreign.split(whole, outside.name, outside.head)
     for part, module in made.items():
-        setattr(module, foreign.TRAITS, foreign.traits_of(parts))
+        foreign.mark(module, foreign.traits_of(parts))
         initialise(module, seed, prefix + part, made=True)
     return made
 
@@ -379,7 +380,7 @@ def _start(options: str, seed: Seed) -> str:
         for name, tensor in sorted(module.state_dict().items()):
             header = [part, name, str(tensor.dtype), list(tensor.shape)]
             digest.update(canonical_json(header))
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.contiguous().reshape(-1).numpy().data)
     return digest.hexdigest()
 
 
@@ -444,7 +445,8 @@ def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False
             # weight 1, bias 0, running mean 0, running variance 1: nothing random
             leaf.reset_parameters()
         elif callable(resets):
-            with drawing(stream(seed, "", 0, f"init/{path}")):
+            failed = f"model: {type(leaf).__name__} {name!r} cannot be reset"
+            with drawing(stream(seed, "", 0, f"init/{path}")), others_code(failed, foreign.FIX):
                 resets()
         elif not made:
             raise LocalError(

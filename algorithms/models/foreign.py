@@ -37,9 +37,12 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from ...errors import LocalError
 from ...files import packages
+from ..exchange.parts import MOST_TENSORS
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
 from .registry import Shape
@@ -53,9 +56,16 @@ LARGEST_INPUT = 2**24  # numbers of a record: the check makes two records
 # memory.
 LARGEST_MODEL = 2**28
 FIX = "correct model.input, model.options or model.head, or choose another model"
+# For two records, once: operations as torch counts them, and numbers that they make. The check runs
+# a model ten times.
+MOST_WORK, MOST_NUMBERS = 2 * 10**11, 2**29
 TRAITS = "traits"  # attribute of a part of such a model
 
 Builder = Callable[..., nn.Module]
+
+
+class TooLargeError(LocalError):
+    """A model that reading a job must not make, or must not run."""
 
 
 @dataclass(frozen=True)
@@ -165,17 +175,22 @@ def _bounded(wanted: Foreign) -> Iterator[None]:
     A layer registers its tensors before it fills them, so memory that was never touched is all
     that the last one has taken.
     """
-    thread, size = get_ident(), 0
+    thread, size, tensors = get_ident(), 0, 0
 
     def count(_: nn.Module, __: str, tensor: Tensor | None) -> None:
-        nonlocal size
+        nonlocal size, tensors
         if tensor is None or get_ident() != thread:
             return
-        size += tensor.numel()
+        size, tensors = size + tensor.numel(), tensors + 1
         if size > LARGEST_MODEL:
-            raise LocalError(
+            raise TooLargeError(
                 f"{wanted.where} has more than {LARGEST_MODEL:,} parameters and buffers, the most"
                 " that a model may have; choose a smaller one"
+            )
+        if tensors > MOST_TENSORS:
+            raise TooLargeError(
+                f"{wanted.where} has more than {MOST_TENSORS:,} tensors, the most that a model may"
+                " have; choose a smaller one"
             )
 
     hooks = (
@@ -187,6 +202,60 @@ def _bounded(wanted: Foreign) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _check_size(wanted: Foreign) -> None:
+    """LocalError for a model that is too large, found without its memory.
+
+    Some layers fill a tensor before they register it, which ``_bounded`` cannot stop.
+    """
+    make = builder(wanted.name)
+    # What needs values, or does not work at all, is found by ``construct``.
+    with _only_too_large(), torch.device("meta"), _bounded(wanted):
+        make(wanted.shape, wanted.outputs, **dict(wanted.options))
+
+
+def _check_work(wanted: Foreign, whole: nn.Module) -> None:
+    """LocalError for a model with which the check would take minutes, or gigabytes."""
+    counted, numbers = FlopCounterMode(display=False), _Numbers()
+    # A module that cannot be run so is one of an installed package, which somebody here has read.
+    with _only_too_large():
+        module = copy.deepcopy(whole).to("meta").eval()
+        with torch.no_grad(), counted, numbers:
+            module(torch.empty(2, *wanted.shape, device="meta"))
+    flops = counted.get_total_flops()
+    if flops > MOST_WORK or numbers.total > MOST_NUMBERS:
+        raise TooLargeError(
+            f"{wanted.where} takes {flops / 1e9:,.0f} billion operations and"
+            f" {numbers.total / 1e6:,.0f} million numbers for two records {list(wanted.shape)}, and"
+            f" {MOST_WORK / 1e9:,.0f} and {MOST_NUMBERS / 1e6:,.0f} are the most; lower model.input"
+        )
+
+
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the numbers that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            self.total += each.numel() if isinstance(each, Tensor) else 0
+        return made
+
+
+@contextmanager
+def _only_too_large() -> Iterator[None]:
+    """Whatever else other people's code raises ends the block, and nothing more."""
+    try:
+        with packages.others_code("", ""):
+            yield
+    except TooLargeError:
+        raise
+    except LocalError:
+        return
 
 
 def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Module]:
@@ -246,25 +315,38 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
             f"{wanted.where}: model.input = {list(wanted.shape)} has over {LARGEST_INPUT:,}"
             " numbers; lower it"
         )
+    _check_size(wanted)
     whole = construct(wanted, seed)
+    _check_work(wanted, whole)
     with packages.others_code(f"{wanted.where} does not work", FIX):
         parts = split(copy.deepcopy(whole), wanted.name, wanted.head)
         _check_tensors(wanted, parts)
         x = torch.linspace(-1, 1, 2 * prod(wanted.shape)).reshape(2, *wanted.shape)
         with torch.no_grad(), torch.device("cpu"):
             traits = _compared(wanted, whole, parts, x)
+            del whole  # memory for the next
             maps = _maps(parts, x)
     for module in parts.values():
-        setattr(module, TRAITS, replace(traits, maps=maps))
+        mark(module, replace(traits, maps=maps))
         module.to("meta")
     return parts
+
+
+def mark(part: nn.Module, traits: Traits) -> None:
+    """Note a part's traits, and that private jobs take its gradients one record at a time.
+
+    Hooks on a whole batch would be sound only if no record moved another, which two records cannot
+    show of code that draws.
+    """
+    setattr(part, TRAITS, traits)
+    part.functional = True  # type: ignore[assignment]
 
 
 def _compared(
     wanted: Foreign, whole: nn.Module, parts: Mapping[str, nn.Module], x: Tensor
 ) -> Traits:
     """How the module trains; LocalError unless its parts compute what it computes."""
-    buffers = [tensor.clone() for tensor in whole.buffers()]
+    buffers = {name: tensor.clone() for name, tensor in whole.named_buffers()}
     traits = Traits()
     for training in (False, True):
         for module in (whole, *parts.values()):
@@ -281,7 +363,10 @@ def _compared(
         traits = replace(traits, draws=draws)
 
     # In training mode: the first record with another second one.
-    moved = not all(map(torch.equal, buffers, whole.buffers()))
+    after = dict(whole.named_buffers())
+    moved = buffers.keys() != after.keys() or any(
+        not torch.equal(tensor, after[name]) for name, tensor in buffers.items()
+    )
     with _same_draws():
         other = _called(wanted, whole, torch.stack([x[0], -2 * x[1]]))
     same = torch.equal(expected[0].nan_to_num(), other[0].nan_to_num())
@@ -294,10 +379,12 @@ def _same_draws() -> Any:
 
 def _maps(parts: Mapping[str, nn.Module], x: Tensor) -> bool:
     """True if ``torch.vmap`` can run the parts with the values of several silos."""
-    values = [
-        {name: torch.stack([tensor, tensor]) for name, tensor in _named(module)}
-        for module in parts.values()
-    ]
+    values = []
+    for module in parts.values():
+        # Buffers may be written, so they need memory of their own.
+        own = {name: tensor.expand(2, *tensor.shape) for name, tensor in module.named_parameters()}
+        own |= {name: torch.stack([tensor, tensor]) for name, tensor in module.named_buffers()}
+        values.append(own)
 
     def run(*of: Mapping[str, Tensor]) -> Tensor:
         y = x

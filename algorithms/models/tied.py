@@ -39,7 +39,7 @@ def tie(whole: nn.Module, where: str) -> None:
         if owners:
             # Not a submodule: a tuple is no module, so torch does not register it.
             setattr(layer, OWNERS, owners)
-            layer.__class__ = _reading(type(layer), tuple(owners))
+            layer.__class__ = _reading(type(layer), tuple(owners))  # type: ignore[arg-type]
 
 
 def strays(part: nn.Module) -> list[str]:

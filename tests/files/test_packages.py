@@ -1,6 +1,7 @@
 """Packages are found by their entry points, and their files digested, without being imported."""
 
 import hashlib
+import os
 import sys
 import zipfile
 from importlib.metadata import entry_points
@@ -203,6 +204,32 @@ def test_a_package_without_metadata_is_refused(install):
     assert "lung" not in sys.modules
 
 
+def test_metadata_that_cannot_be_read_are_said_to_be_so(install):
+    info = install({"lung/__init__.py": ""}, record=["lung/__init__.py"])
+    (info / "METADATA").write_bytes(b"Name: lung\nVersion: 1\nAuthor: J\xfcrgen\n")
+    for call in (lambda: packages.owners(MODELS, "lung-net"), lambda: package("lung-net")):
+        with refused("the metadata of 'lung:net' cannot be read: .*; reinstall its package"):
+            call()
+
+
+def test_a_list_of_files_that_cannot_be_read_is_said_to_be_so(install):
+    info = install({"lung/__init__.py": ""}, record=["lung/__init__.py"])
+    (info / "RECORD").write_text("\nlung/__init__.py,,\n")
+    with refused("the files of 'lung:net' cannot be listed: .*; reinstall its package"):
+        digest()
+
+
+def test_a_pipe_is_not_waited_for(install, site):
+    install({"lung/__init__.py": ""})
+    os.mkfifo(site / "lung" / "pipe")
+    with refused("lung/pipe: is not a file, in a package that a job names; remove it"):
+        digest()
+
+
+def package(name):
+    return packages.package(MODELS, name, "model")
+
+
 def test_one_name_in_two_packages_is_refused(install):
     install({"lung/__init__.py": ""})
     install({"lungs/__init__.py": ""}, "lungs:net", name="lungs")
@@ -230,6 +257,27 @@ def test_whatever_an_import_raises_names_the_package(install, code, why):
 def test_who_stops_this_process_is_not_taken_for_the_packages_error():
     with pytest.raises(KeyboardInterrupt), packages.others_code("it fails", "mend it"):
         raise KeyboardInterrupt
+
+
+class UnsayableError(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (BaseExceptionGroup("several", [SystemExit(1)]), "several"),
+        (GeneratorExit(), "GeneratorExit"), (UnsayableError(), "str"),
+        (type("X" * 10_000, (Exception,), {})(), "X" * 200),
+    ],
+)  # fmt: skip
+def test_whatever_is_raised_becomes_a_short_error(error, why):
+    with (
+        refused(f"^it fails: [^X]*{why}[^X]*; mend it$"),
+        packages.others_code("it fails", "mend it"),
+    ):
+        raise error
 
 
 def test_our_own_errors_stay_as_they_are():

@@ -183,6 +183,54 @@ def failing(shape, outputs, how="OSError"):
     }[how]
 
 
+DEVICES = []  # on which ``greedy`` made its tensor
+
+
+def greedy(shape, outputs, numbers=2**29):
+    """A tensor that is filled before a layer has it."""
+    model = Extended(outputs)
+    tensor = torch.empty(numbers)
+    DEVICES.append(tensor.device.type)
+    model.table = nn.Parameter(tensor.normal_())
+    return model
+
+
+def deep(shape, outputs, depth=10_000):
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(depth)))
+
+
+class Stuck(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64))
+
+    def reset_parameters(self):
+        raise KeyError("values")
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def stuck(shape, outputs):
+    return Extended(outputs, Stuck())
+
+
+class Lazy(nn.Module):
+    """A buffer that comes with the first record."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", None)
+
+    def forward(self, x):
+        self.seen = x.detach().mean(0)
+        return x
+
+
+def lazy(shape, outputs):
+    return Extended(outputs, Lazy())
+
+
 class Dotted(nn.Module):
     """Two submodules whose dotted names differ in dots and underscores alone."""
 

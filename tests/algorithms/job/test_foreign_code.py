@@ -10,7 +10,9 @@ from support.refusals import refused
 from staddle.algorithms.job import foreign_code
 from staddle.algorithms.job.foreign_code import check_code, packages_of, unlisted
 from staddle.algorithms.job.job import Job
+from staddle.files import packages
 from staddle.files.documents import canonical_json, parse_json
+from staddle.files.packages import Package
 
 MIXED = {"name": "mixed", "classes": 3, "head": "fc", "input": [1, 8, 8]}
 
@@ -128,6 +130,53 @@ def test_whatever_the_start_says_the_answer_is_a_short_error(document, start):
         with refused("^wire: .*(key start|other initial values)") as caught:
             read({**job, "start": start})
         assert len(str(caught.value)) < 1000
+
+
+def table_with(**changes):
+    return {**make_job("fedper").document(), **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda signed: {"packages": [{**signed, "name": f"other-{i}"} for i in range(5000)]},
+        lambda _: {"packages": [{"name": "x" * 10**6, "version": "y", "sha256": "z"}]},
+        lambda _: {"method": {"name": "x" * 10**6}},
+        lambda _: {"model": {"name": f"torchvision:{'x' * 10**6}", "classes": 3}},
+        lambda _: {"x" * 10**6: 1},
+        lambda _: {"start": {"sha256": "0" * 64, "made_with": {f"x{i}": "1" for i in range(5000)}}},
+    ],
+)
+def test_whatever_is_long_the_error_is_short(document, changes):
+    for job in (document, table_with()):
+        with refused("^wire: ") as caught:
+            read({**job, **changes(document["packages"][0])})
+        assert len(str(caught.value)) <= 2001
+
+
+def test_a_value_of_another_type_is_another_document(document):
+    """Python takes them for equal, and digests of them differ."""
+    for job in (document, table_with()):
+        (first, *rest) = job["schema"]
+        with refused("wire: a value of it has another type than Staddle writes, such as 0 for fal"):
+            read({**job, "schema": [{**first, "from_round": False}, *rest]}, None)
+
+
+def test_a_project_may_have_its_models_and_methods_in_two_packages(document, monkeypatch):
+    """Both digests count: an installation that keeps no list of its files has one for each."""
+    (signed,) = document["packages"]
+    other = Package(signed["name"], signed["version"], "ff" * 32)
+    both = {group: Package(**signed) for group in (packages.METHODS, packages.MODELS)}
+    both[packages.METHODS] = other
+    monkeypatch.setattr(packages, "package", lambda group, *_: both[group])
+    monkeypatch.setattr(packages, "owners", lambda *_: [signed["name"]])
+    found = packages_of("softper", "mixed")
+    assert found == tuple(sorted((Package(**signed), other), key=lambda one: one.sha256))
+    job = {**document, "method": {"name": "softper"}}
+    check_code({**job, "packages": [vars(one) for one in found]}, None, "wire")
+    for one in found:
+        with refused(rf"SHA-256 .* and 0.1, SHA-256 .* here, 0.1, SHA-256 {one.sha256} in the job"):
+            check_code({**job, "packages": [vars(one)]}, None, "wire")
 
 
 def test_documents_with_anything_in_place_of_a_name_name_no_code():

@@ -30,6 +30,7 @@ from staddle.algorithms.models.build import (
     start_digest,
 )
 from staddle.algorithms.models.torchvision_import import torchvision
+from staddle.algorithms.training.dp_sgd import _hookable
 from staddle.algorithms.training.loop import train
 from staddle.files.documents import validate
 
@@ -156,6 +157,20 @@ def test_a_nested_head_has_a_dotted_name():
             "has more than 268,435,456 param",
         ),
         ({"name": "huge", "head": "1", "classes": 2}, "does not take two records"),
+        ({"name": "deep", "head": "1"}, "'deep' has more than 16,384 tensors, the most that a mod"),
+        (
+            {"name": "torchvision:vgg11", "head": "classifier", "input": [3, 600, 600]},
+            r"takes 21\d billion operations and \d+ million numbers for two .*; lower model.input",
+        ),
+        (
+            {
+                "name": "torchvision:vit_b_16",
+                "head": "heads.head",
+                "input": [3, 32, 32],
+                "options": {"image_size": 22_400},
+            },
+            "'torchvision:vit_b_16' has more than 268,435,456 parameters and buffers",
+        ),
         (
             {"input": [4096, 4096, 4096]},
             r"model.input = \[4096, 4096, 4096\] has over 16,777,216 n",
@@ -314,7 +329,38 @@ def test_options_keep_their_types():
             assert type(build(one, 7)["extractor"].before) is layer
 
 
-@pytest.mark.parametrize("name", ["centred", "counting"])
+def test_a_model_that_is_too_large_takes_no_memory():
+    """Whatever fills a tensor before a layer has it."""
+    foreign.builder("greedy")
+    devices = sys.modules["other_models"].DEVICES
+    devices.clear()
+    with refused("'greedy' has more than 268,435,456 parameters and buffers"):
+        options(name="greedy")
+    assert devices == ["meta"]
+    options(name="greedy", options={"numbers": 64})
+    assert devices == ["meta", "meta", "cpu"]
+
+
+def test_layers_that_cannot_be_reset_are_named():
+    with refused(
+        r"model: Stuck 'before' cannot be reset: 'values'; correct model.input, model.opt"
+    ):
+        build(options(name="stuck"), 7)
+
+
+def test_private_jobs_take_gradients_of_such_a_model_one_record_at_a_time():
+    """What two records cannot show of code that draws, one record cannot do."""
+    job = make_job("fedavg", model={**MIXED, "name": "typed", "options": {"option": 1}})
+    (stage,) = job.method().stages(None, None)
+    parts = build(job.model, 7)
+    assert not _hookable(parts, stage)
+    # as parts of the table, the same layers have hooks
+    for module in parts.values():
+        del module.functional
+    assert _hookable(parts, stage)
+
+
+@pytest.mark.parametrize("name", ["centred", "counting", "lazy"])
 def test_records_that_move_one_another_are_found(name):
     """Whatever the layers are called: no clip bounds what such a record changes."""
     assert couples_records(options(name=name))
