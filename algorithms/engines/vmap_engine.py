@@ -96,8 +96,8 @@ class Stacked:
         if draws_randomly(job.model) or not maps(job.model):
             raise LocalError(
                 f"job {job.name!r}: layers of model {job.model.name!r} draw random numbers, as"
-                " dropout does, or torch.vmap cannot run them, as recurrent ones; simulate it with"
-                " silos one by one"
+                " dropout does, or torch.vmap cannot run them, such as recurrent ones; simulate it"
+                " with silos one by one"
             )
         if at_once is not None and at_once < 1:
             raise LocalError(

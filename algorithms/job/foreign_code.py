@@ -49,8 +49,8 @@ def not_listed(names: Collection[str]) -> str:
     """Why a job with the code of these packages does not run, and what to do."""
     return (
         f"the job runs code of the installed package {' and '.join(names)}, which may not run here;"
-        " read that code, and if jobs may run it, add the package to packages of the policy or of"
-        " the coordinator's configuration, or name it with --package"
+        " read it, then list the package under packages in the policy or the coordinator's"
+        " configuration, or name it with --package"
     )
 
 

@@ -30,12 +30,13 @@ import hashlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, filterfalse
 from math import floor
 from pathlib import Path
+from threading import RLock
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -206,6 +207,7 @@ class JobFile(JobSettings):
 
 
 LONGEST_ERROR = 2000  # characters
+READING = RLock()  # held while a job with code of others is read
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
 """Keys that a job file, a job and its document have alike."""
 
@@ -283,7 +285,10 @@ class Job:
             # A job with code of others alone may fail in any way: any other is a bug of ours.
             what = f"{origin}: the code that the job names fails"
             guard = others_code(what, "correct it, or choose another")
-            with guard if runs_others_code(document) else nullcontext():
+            if not runs_others_code(document):
+                return cls._of_document(document, origin, federated)
+            # One at a time: each may take gigabytes.
+            with READING, guard:
                 return cls._of_document(document, origin, federated)
         except LocalError as error:
             # Errors repeat what the document says, and they go into logs and answers.
@@ -316,8 +321,8 @@ class Job:
         # Python takes 1, 1.0 and true for equal, and the job's digest is over one of them.
         if canonical_json(computed) != canonical_json(dict(document)):
             raise LocalError(
-                f"{origin}: a value of it has another type than Staddle writes, such as 0 for"
-                " false; have the job signed again"
+                f"{origin}: one of its values has another type than Staddle writes, such as 0"
+                " for false; have the job signed again"
             )
         return job
 

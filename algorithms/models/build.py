@@ -14,7 +14,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, prod
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -45,6 +45,7 @@ Option: TypeAlias = bool | int | float | str | tuple[int, ...]
 MOST_OPTIONS = 64  # and numbers of one option
 # layers whose parameters ``_draw`` draws
 Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
+LARGEST_RECORD = 2**36  # numbers: sizes of layers on it are still whole numbers of 63 bits
 LONGEST_OPTION = 1024  # characters
 LARGEST_NUMBER = 2**53 - 1  # what canonical JSON can hold
 
@@ -96,6 +97,13 @@ class ModelOptions(Strict):
     @classmethod
     def _one_or_several(cls, head: object) -> object:
         return (head,) if isinstance(head, str) else head
+
+    @pydantic.field_validator("input")
+    @classmethod
+    def _holdable(cls, shape: Shape | None) -> Shape | None:
+        if shape is not None and prod(shape) > LARGEST_RECORD:
+            raise ValueError(f"a record of over {LARGEST_RECORD:,} numbers; lower it")
+        return shape
 
     @pydantic.field_validator("head")
     @classmethod
@@ -367,7 +375,7 @@ def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.M
     whole = foreign.construct(outside, seed, prefix)
     made = foreign.split(whole, outside.name, outside.head)
     for part, module in made.items():
-        foreign.mark(module, foreign.traits_of(parts))
+        setattr(module, foreign.TRAITS, foreign.traits_of(parts))
         initialise(module, seed, prefix + part, made=True)
     return made
 

@@ -59,7 +59,7 @@ FIX = "correct model.input, model.options or model.head, or choose another model
 # For two records, once: operations as torch counts them, and numbers that they make. The check runs
 # a model ten times.
 MOST_WORK, MOST_NUMBERS = 2 * 10**11, 2**29
-TRAITS = "traits"  # attribute of a part of such a model
+TRAITS = "_staddle_traits"  # attribute of a model's part
 
 Builder = Callable[..., nn.Module]
 
@@ -94,10 +94,12 @@ class Traits:
     """What training a model does that not every engine, and no private job, can have."""
 
     draws: bool = False  # layers take random numbers, as dropout does
-    couples: bool = (
-        False  # a record's output depends on the others of its batch, or changes a buffer
-    )
+    # a record's output depends on the others of its batch, or changes a buffer
+    couples: bool = False
     maps: bool = True  # ``torch.vmap`` can run it
+    # Gradients are taken record by record in private jobs. Hooks on a whole batch would be sound
+    # only if no record moved another, which two records cannot show of code that draws.
+    alone: bool = False
 
 
 def names() -> list[str]:
@@ -155,17 +157,17 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
         torch.device("cpu"),
         drawing(stream(seed, "", 0, f"init/{prefix}")),
         packages.others_code(what, FIX),
-        _bounded(wanted),
     ):
-        whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
-    if not isinstance(whole, nn.Module):
-        raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
-    tie(whole, wanted.where)
-    # In place, a layer would overwrite the input that gradients per record need.
-    for module in whole.modules():
-        if getattr(module, "inplace", False):
-            module.inplace = False  # type: ignore[assignment]
-    return whole
+        with _bounded(wanted):
+            whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
+        if not isinstance(whole, nn.Module):
+            raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
+        tie(whole, wanted.where)
+        # In place, a layer would overwrite the input that gradients per record need.
+        for module in whole.modules():
+            if getattr(module, "inplace", False):
+                module.inplace = False  # type: ignore[assignment]
+        return whole
 
 
 @contextmanager
@@ -211,7 +213,7 @@ def _check_size(wanted: Foreign) -> None:
     """
     make = builder(wanted.name)
     # What needs values, or does not work at all, is found by ``construct``.
-    with _only_too_large(), torch.device("meta"), _bounded(wanted):
+    with _only_too_large(), torch.device("meta"), _same_draws(), _bounded(wanted):
         make(wanted.shape, wanted.outputs, **dict(wanted.options))
 
 
@@ -219,7 +221,7 @@ def _check_work(wanted: Foreign, whole: nn.Module) -> None:
     """LocalError for a model with which the check would take minutes, or gigabytes."""
     counted, numbers = FlopCounterMode(display=False), _Numbers()
     # A module that cannot be run so is one of an installed package, which somebody here has read.
-    with _only_too_large():
+    with _only_too_large(), _same_draws():
         module = copy.deepcopy(whole).to("meta").eval()
         with torch.no_grad(), counted, numbers:
             module(torch.empty(2, *wanted.shape, device="meta"))
@@ -327,19 +329,9 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
             del whole  # memory for the next
             maps = _maps(parts, x)
     for module in parts.values():
-        mark(module, replace(traits, maps=maps))
+        setattr(module, TRAITS, replace(traits, maps=maps, alone=True))
         module.to("meta")
     return parts
-
-
-def mark(part: nn.Module, traits: Traits) -> None:
-    """Note a part's traits, and that private jobs take its gradients one record at a time.
-
-    Hooks on a whole batch would be sound only if no record moved another, which two records cannot
-    show of code that draws.
-    """
-    setattr(part, TRAITS, traits)
-    part.functional = True  # type: ignore[assignment]
 
 
 def _compared(

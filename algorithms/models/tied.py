@@ -13,7 +13,7 @@ from torch import nn
 
 from ...errors import LocalError
 
-OWNERS = "parameters_of_others"  # attribute of a layer: by name, (the layer that owns it, its name)
+OWNERS = "_staddle_owners"  # attribute of a layer: by name, (the layer that owns it, its name)
 
 
 def tie(whole: nn.Module, where: str) -> None:

@@ -37,6 +37,7 @@ from torch.func import grad, vmap
 from ...errors import LocalError
 from ..course import Stage
 from ..data.dataset import in_calls
+from ..models.foreign import traits_of
 from ..models.functional import BoundModule
 from ..models.tied import OWNERS
 from .accountant import Random
@@ -254,7 +255,9 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
 
 
 def _hookable(modules: Modules, stage: Stage) -> bool:
-    """True if Opacus's hooks reach all parameters that a stage moves."""
+    """True if Opacus's hooks reach all parameters that a stage moves, and may be relied on."""
+    if traits_of(modules).alone:
+        return False
     for layer in chain.from_iterable(modules[part].modules() for part in stage.trains):
         # Such a layer's parameters are used without a call of it, so no hook runs.
         if getattr(layer, "functional", False):

@@ -87,12 +87,11 @@ def read_job(
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
 
-    if names := unlisted(document, allowed):
-        raise RefusedError(coordinator, "POLICY", not_listed(names))
-
     # (2) Our code gives the same schema: same method, model and versions; and what it spends is
     # what it says.
     try:
+        if names := unlisted(document, allowed):
+            raise RefusedError(coordinator, "POLICY", not_listed(names))
         job = Job.from_document(document, origin, allowed)
         check_signed(job)
         return job, signed_document["signer"]

@@ -107,7 +107,9 @@ def test_a_job_read_elsewhere_has_the_digest_that_it_was_signed_with(document):
         {"name": "failing", "options": {"how": "KeyError"}}, {"name": "nowhere"}, {"name": 3},
         {"name": "failing", "options": {"how": "RecursionError"}}, {"name": "torchvision:"},
         {"name": "torchvision:resnet18", "head": ["fc"], "options": {"layers": "x" * 900}},
-        {"name": "torchvision:get_model", "head": ["fc"]},
+        {"name": "torchvision:get_model", "head": ["fc"]}, {"name": "mlp", "input": [4096] * 4},
+        {"name": "glm", "input": [4096] * 4, "classes": 100_000, "head": None, "options": None},
+        {"name": "volume-resnet", "options": {"widths": [4096] * 16, "blocks": 32}},
     ],
 )  # fmt: skip
 def test_whatever_a_model_says_the_answer_is_a_short_error(document, changes):
@@ -158,7 +160,7 @@ def test_a_value_of_another_type_is_another_document(document):
     """Python takes them for equal, and digests of them differ."""
     for job in (document, table_with()):
         (first, *rest) = job["schema"]
-        with refused("wire: a value of it has another type than Staddle writes, such as 0 for fal"):
+        with refused("wire: one of its values has another type than Staddle writes, such as 0 for"):
             read({**job, "schema": [{**first, "from_round": False}, *rest]}, None)
 
 

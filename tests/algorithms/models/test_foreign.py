@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from support.engines import check_engines_agree
 from support.jobs import make_data, make_job, make_shards
 from support.refusals import refused
 from torch import nn
 
-from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.models import foreign
@@ -301,21 +301,14 @@ def test_silos_do_not_train_at_once_where_layers_draw():
 
 def test_silos_at_once_train_as_one_by_one_where_no_layer_draws():
     job = make_job("fedavg", model={**MIXED, "name": "normed", "head": "4"}, rounds=2)
-    records = {silo: Records(*shard) for silo, shard in make_shards(job).items()}
-    stacked, alone = (Simulation(job, engine(job, records)) for engine in (Stacked, Serial))
-    for _ in range(job.length):
-        stacked.step()
-        alone.step()
-    for silo in job.silos:
-        for name, value in alone.states[silo].flat.items():
-            torch.testing.assert_close(stacked.states[silo].flat[name], value)
+    check_engines_agree(job, make_shards(job))
 
 
 def test_silos_do_not_train_at_once_where_vmap_cannot_run_a_layer():
     job = make_job("fedavg", model=MIXED)  # it has a GRU
     assert not maps(job.model)
     assert maps(make_job("fedavg", model={**MIXED, "name": "normed", "head": "4"}).model)
-    with refused("or torch.vmap cannot run them, as recurrent ones; simulate it with silos one by"):
+    with refused("or torch.vmap cannot run them, such as recurrent ones; simulate it with silos"):
         Stacked(job, make_shards(job))
 
 
@@ -356,7 +349,7 @@ def test_private_jobs_take_gradients_of_such_a_model_one_record_at_a_time():
     assert not _hookable(parts, stage)
     # as parts of the table, the same layers have hooks
     for module in parts.values():
-        del module.functional
+        delattr(module, foreign.TRAITS)
     assert _hookable(parts, stage)
 
 

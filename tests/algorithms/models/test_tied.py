@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.engines import check_engines_agree
 from support.jobs import make_job, make_shards
 from support.refusals import refused
 from torch import nn
@@ -11,9 +12,6 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from staddle.algorithms.course import Optimiser, Stage
-from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation
-from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.models.build import build
 from staddle.algorithms.models.tied import strays, tie
 from staddle.algorithms.training.dp_sgd import _by_function, _hookable
@@ -119,14 +117,7 @@ def test_it_begins_once_and_crosses_once():
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedssa", "pfedsim"])
 def test_silos_train_it_alone_and_at_once(method):
     job = make_job(method, model=TIED, rounds=2)
-    records = {silo: Records(*shard) for silo, shard in make_shards(job).items()}
-    stacked, alone = (Simulation(job, engine(job, records)) for engine in (Stacked, Serial))
-    for _ in range(job.length):
-        stacked.step()
-        alone.step()
-    for silo in job.silos:
-        for name, value in alone.states[silo].flat.items():
-            torch.testing.assert_close(stacked.states[silo].flat[name], value)
+    check_engines_agree(job, make_shards(job))
 
 
 def test_a_private_job_clips_its_whole_gradient():

@@ -7,7 +7,8 @@ import pytest
 
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.commands.policy.draft import draft
-from staddle.errors import RefusedError
+from staddle.errors import LocalError, RefusedError
+from staddle.files import packages
 from staddle.files.documents import canonical_json
 from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import load_keys
@@ -50,8 +51,8 @@ def test_none_of_its_code_runs_where_the_policy_does_not(ask, packages):
         ask(packages)
     assert caught.value.code == "POLICY"
     assert caught.value.why.startswith(
-        "the job runs code of the installed package other-models, which may not run here; read that"
-        " code, and if jobs may run it, add the package to packages of the policy"
+        "the job runs code of the installed package other-models, which may not run here; read it,"
+        " then list the package under packages in the policy or the coordinator's"
     )
     assert "other_models" not in sys.modules
 
@@ -88,6 +89,19 @@ def test_a_package_that_lost_its_name_runs_nowhere(ask, made, tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RefusedError, match="code of the installed package unnamed, which may not"):
         ask(["other-models"], signed)
+
+
+def test_a_package_with_broken_metadata_declines_the_job_and_ends_nothing(ask, made, monkeypatch):
+    """Whoever edits it by hand: the agent goes on."""
+
+    def broken(*_):
+        raise LocalError("the metadata of 'other_models:mixed' cannot be read: no; reinstall it")
+
+    ask(["other-models"])
+    monkeypatch.setattr(packages, "owners", broken)
+    with pytest.raises(RefusedError, match=r"the metadata of .* cannot be read") as caught:
+        ask(["other-models"], made.signed("outside"))
+    assert caught.value.code == "JOB_INVALID"
 
 
 def test_a_draft_says_what_it_means(made, ask):
