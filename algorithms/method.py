@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from ..errors import LocalError
 from ..files.documents import Strict
 from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
-from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
+from .exchange.delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
 from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
 from .leaks.taint import EXACT, PUBLIC
 from .numerics.streams import Seed

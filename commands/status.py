@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..algorithms.evaluation.measures import of_sums
 from ..coordinator import config as coordinator_configs
 from ..coordinator import status as coordinator
 from ..coordinator.rounds.events import in_words
@@ -99,7 +100,11 @@ def _metrics(job: CoordinatorJob) -> str:
         return silos
     delivered = metrics["correct.delivered"] / tested
     trained = metrics["correct.trained"] / tested
-    return f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
+    text = f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
+    measures = of_sums(metrics)["trained"]
+    if "balanced_accuracy" in measures:
+        text += f" (balanced {measures['balanced_accuracy']:.1%})"
+    return text
 
 
 def _stage(job: CoordinatorJob) -> list[str]:
@@ -192,7 +197,12 @@ def _accuracy(job: SiloJob) -> str:
     # No test records, or no evaluation yet.
     if not job.tested or job.correct is None:
         return "-"
-    return f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%})"
+    text = f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%}"
+    # An earlier release's report does not have these two.
+    if job.balanced is None or job.most_frequent is None:
+        return f"{text})"
+    majority = job.most_frequent / job.tested
+    return f"{text}; balanced {job.balanced:.1%}; one class for all {majority:.1%})"
 
 
 def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:

@@ -23,10 +23,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 
-from ..algorithms.delivery import KEEP
-from ..algorithms.exchange.parts import Mix, Part, delivered_items, upload_items, walk_tensors
+from ..algorithms.exchange.delivery import KEEP
+from ..algorithms.exchange.parts import Kind, Mix, Part, delivered_items, upload_items, walk_tensors
 from ..algorithms.job.job import Job
-from ..algorithms.method import METRICS
 from ..errors import LocalError
 from ..security.blind.plan import JobPlan, RoundPlan
 from ..security.blind.sum import group
@@ -76,7 +75,7 @@ def room(job: Job) -> Room:
     waits = [part for part in delivered if KEEP in part.tensors]
     once = filterfalse(waits.__contains__, delivered)
     # The metrics are rows of the database, not a file.
-    summed = filter(lambda part: part.name != METRICS.name, folded)
+    summed = filter(lambda part: part.kind is not Kind.METRIC, folded)
     # Parts and words may be largest in different phases; the sum is still an upper bound.
     files = _largest([*summed, *once]) + max(map(words_bytes, phases))
     versions = _versions_kept(job, waits)

@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import LocalError
 from ..files.documents import Disk, disk
@@ -20,7 +21,7 @@ class LastRound:
 
     round: int
     members: tuple[str, ...]
-    metrics: dict[str, int]  # sums over the members
+    metrics: dict[str, Any]  # sums over the members: numbers, and nested lists of them
 
 
 @dataclass(frozen=True)

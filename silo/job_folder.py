@@ -13,7 +13,8 @@
     <directory>/jobs/<job>/counts.json             of a private job: silo/admission/accountant.py
     <directory>/jobs/<job>/model.safetensors       the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                  of a job that ended without its result; empty
-    <directory>/jobs/<job>/report.json             accuracy by round, for the silo's own eyes
+    <directory>/jobs/<job>/report.json             accuracy by round, and each class's measures in
+                                                   the end, for the silo's own eyes
     <directory>/jobs/<job>/group.*                 keys that it shares with the job's silos, until
                                                    the job ends: silo/blind/group_keys.py
     <directory>/split.key                          secret of the train/test split
@@ -30,7 +31,7 @@ state before it, as in a simulation without the silo.
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -39,6 +40,8 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from ..algorithms.course import SiloState
+from ..algorithms.evaluation.counting import Tally
+from ..algorithms.evaluation.measures import balanced_accuracy, of_by_class, of_scores
 from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
@@ -244,18 +247,45 @@ class JobFolder:
         """
         document = self.report()
         rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
-        self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
+        self._write({**document, **facts, "rounds": [*rounds, _entry(report)]})
 
     def finish(self, report: RoundReport, facts: Mapping[str, object]) -> None:
-        """Add the final evaluation.
+        """Add the final evaluation, with each class's counts.
 
         ``facts`` as in ``add_round``.
         """
-        self._write({**self.report(), **facts, "final": asdict(report)})
+        models = {"delivered": report.delivered, "trained": report.trained}
+        tables = {model: _tables(counts) for model, counts in models.items()}
+        self._write({**self.report(), **facts, "final": {**_entry(report), **tables}})
 
     def _write(self, document: Mapping[str, Any]) -> None:
         sealed = {**document, checked_file.DIGEST: _digest(document)}
         write_atomic(self.path / "report.json", (json.dumps(sealed, indent=1) + "\n").encode())
+
+
+def _entry(report: RoundReport) -> dict[str, Any]:
+    """A round of the report, without the counts of single classes: a job may have many rounds."""
+    delivered, trained = report.delivered, report.trained
+    return {
+        "round": report.round,
+        "samples": report.samples,
+        "tested": report.tested,
+        "correct_delivered": report.correct_delivered,
+        "correct_trained": report.correct_trained,
+        "balanced_delivered": balanced_accuracy(delivered.by_class),
+        "balanced_trained": balanced_accuracy(trained.by_class),
+        "most_frequent": trained.most_frequent,
+        "loss": report.loss,
+    }
+
+
+def _tables(counts: Tally) -> dict[str, Any]:
+    """All counts of a model, and what they say, as plain values."""
+    tables = {name: table.tolist() for name, table in counts.tables.items()}
+    measures = of_by_class(counts.by_class)
+    if counts.scores is not None:
+        measures |= of_scores(counts.scores)
+    return {"by_class": counts.by_class.tolist(), **tables, "measures": measures}
 
 
 def _is_round(entry: object) -> bool:

@@ -37,6 +37,8 @@ class SiloJobStatus:
     rounds: int = 0
     tested: int | None = None  # held-out records in the last entry of the report
     correct: int | None = None  # of these, with the model that the silo keeps
+    balanced: float | None = None  # the mean of the shares that are right of each class, 0…1
+    most_frequent: int | None = None  # held-out records of the class that has the most
     problem: str = ""  # why its files cannot be read
 
 
@@ -104,9 +106,8 @@ def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
     # One damaged job does not hide the others.
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
-    return SiloJobStatus(
-        name, folder.finished, folder.failed, job.method_name, done, job.length, *counts
-    )
+    state = (folder.finished, folder.failed)
+    return SiloJobStatus(name, *state, job.method_name, done, job.length, **counts)
 
 
 def _allowed(document: object, config: SiloConfig) -> Allowed:
@@ -116,15 +117,22 @@ def _allowed(document: object, config: SiloConfig) -> Allowed:
     return policies.load(config.policy, config.dataset).file.packages
 
 
-def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:
-    """The records tested, and how many of them correctly, in the final evaluation.
+def _accuracy(report: Mapping[str, Any], job: Job) -> Mapping[str, Any]:
+    """Counts of the held-out records in the final evaluation.
 
-    Before that, in the last round after local training.
+    Before that, in the last round after local training; empty before the first.
     """
     final, rounds = report["final"], report["rounds"]
     # The final entry has the accuracy of both models; ``product`` names the one that is kept.
-    if final:
-        return final["tested"], final[f"correct_{job.method().product}"]
-    if rounds:
-        return rounds[-1]["tested"], rounds[-1]["correct_trained"]
-    return None, None
+    entry, model = final, job.method().product
+    if not final:
+        entry, model = (rounds[-1] if rounds else {}), "trained"
+    if not entry:
+        return {}
+    return {
+        "tested": entry["tested"],
+        "correct": entry[f"correct_{model}"],
+        # An earlier release's report does not have these two.
+        "balanced": entry.get(f"balanced_{model}"),
+        "most_frequent": entry.get("most_frequent"),
+    }

@@ -40,7 +40,7 @@ from torch.func import grad
 from torch.nn.functional import cross_entropy
 
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Tensors
 from ..methods.common.inner_steps import detached, logits_at, point_of
 from ..methods.common.second_model import MODEL, begun, logits, names, not_begun, with_second_models

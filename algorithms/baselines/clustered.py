@@ -64,7 +64,7 @@ from torch import Tensor
 
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..delivery import Combined, CoordinatorState, Delivery, Results, Row, positive_weights
+from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results, Row, positive_weights
 from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL

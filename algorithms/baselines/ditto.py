@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..course import Course, Effort, Facts, Parts, SiloState
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Tensors
 from ..methods.common.losses import centre, proximal
 from ..methods.common.second_model import (

@@ -46,7 +46,7 @@ from torch.nn.functional import cross_entropy
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import DTYPES, Contribution, Kind, Part, Tensors, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..models.functional import called_with, parameters_of

@@ -59,7 +59,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage, Survey
-from ..delivery import Combined, CoordinatorState, Results
+from ..exchange.delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import DTYPES, Contribution, Kind, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting
 from ..models.functional import called_with, parameters_of

@@ -56,7 +56,7 @@ from torch import Tensor
 
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..delivery import Combined, CoordinatorState, Results
+from ..exchange.delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import Contribution, Kind, Part, Sum, Tensors, picked
 from ..method import Method, Setting, specs_of_parameters
 

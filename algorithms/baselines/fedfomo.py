@@ -61,7 +61,7 @@ from torch.nn.functional import cross_entropy
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
-from ..delivery import Combined, CoordinatorState, Delivery, Results, Value
+from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results, Value
 from ..exchange.parts import DTYPES, Contribution, Each, Kind, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL, logits, names, taken, with_second_models

@@ -49,7 +49,7 @@ from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Kind, Part, Tensors, all_finite
 from ..method import Method, Setting
 from ..methods.common.losses import divergence

@@ -72,7 +72,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
-from ..delivery import (
+from ..exchange.delivery import (
     Combined,
     CoordinatorState,
     Delivery,

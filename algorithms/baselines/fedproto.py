@@ -50,7 +50,7 @@ from torch.nn.functional import one_hot
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import (
     DTYPES,
     LARGEST_WEIGHT,

@@ -40,7 +40,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 

@@ -73,7 +73,7 @@ from torch import Tensor
 from ...errors import LocalError, PeerError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
-from ..delivery import Combined, CoordinatorState, Results
+from ..exchange.delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import DTYPES, WEIGHT, Contribution, Kind, Part, Sum, TensorSpec, all_finite
 from ..method import Method, Setting
 from ..methods.common.gaussian_classifier import best_beta, estimates, linear, priors_of

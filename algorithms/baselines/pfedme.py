@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Tensors
 from ..method import Setting, specs_of_parameters
 from ..methods.common.inner_steps import detached, gradient_at, losses_at, point_of, stepped

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
-from ..delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
-from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite, picked
+from ..exchange.delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
+from ..exchange.parts import DTYPES, Exchanges, Kind, Mix, Part, Read, Tensors, all_finite, picked
 from ..method import METRICS, Method
 from ..numerics.devices import CPU
 
@@ -167,7 +167,10 @@ def close_round(
     read: ReadContribution,
     archive: Archive,
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
-    """Fold the members' contributions into the next state and the sums of METRICS.
+    """Fold the members' contributions into the next state and the sums of test counts.
+
+    The sums of METRICS have its names, those of other such parts also the part's, such as
+    ``confusion.trained``.
 
     Members are folded in job order, whatever their order in ``members``. ``up_parts`` are the
     round's parts with the job's exchanges. LocalError, with the archive unchanged, for members that
@@ -178,9 +181,8 @@ def close_round(
     results: dict[str, dict[str, Tensor]] = {}
     for part in up_parts:
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
-    metrics = results.pop(METRICS.name, {})
-
-    # METRICS are for people: a method must not be steered by test records.
+    # They are for people: a method must not be steered by test records.
+    metrics = _taken_metrics(up_parts, results)
     combined = method.combine(state, round_, ordered, results)
     for name, tensors in combined.published.items():
         _check_finite(round_, name, tensors)
@@ -207,6 +209,19 @@ def close_round(
         if not archive.put_mail(post, mailed):
             unposted.append(post.silo)
     return method.unposted(combined.state, tuple(unposted)), metrics
+
+
+def _taken_metrics(
+    up_parts: Sequence[Part], results: dict[str, dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The sums of test counts, which are taken out of the results."""
+    found: dict[str, Tensor] = {}
+    for part in up_parts:
+        if part.kind is Kind.METRIC:
+            prefix = "" if part.name == METRICS.name else f"{part.name}."
+            for name, total in results.pop(part.name).items():
+                found[prefix + name] = total
+    return found
 
 
 def _check_finite(round_: int, part: str, tensors: Tensors) -> None:

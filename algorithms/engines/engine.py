@@ -12,7 +12,7 @@ import torch
 
 from ..course import SiloState
 from ..data.dataset import Dataset
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..job.job import Job
 from ..numerics.devices import CPU, in_memory
 from ..training.accountant import PrivateSilo

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import LocalError
 from ..course import SiloState
 from ..data.dataset import Dataset
-from ..delivery import CoordinatorState
+from ..exchange.delivery import CoordinatorState
 from ..exchange.parts import Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, PlainExchange
 from ..job.job import Job

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
+from ..evaluation.counting import Tally
 from ..job.job import Job
-from ..method import METRICS
 from ..models.build import draws_randomly, input_shape, maps
 from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
@@ -130,10 +130,10 @@ class Stacked:
         facts, states = self._delivered(round_, work)
 
         # Each silo's facts must be whole before its method chooses stages by them.
-        before: dict[str, int] = {}
+        before: dict[str, Tally] = {}
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
-            before |= self._correct(group, silos, "test")
+            before |= self._counts(group, silos, "test")
             facts |= self._surveyed(Survey(method.measure), group, silos, facts)
         courses: dict[str, Course] = {}
         for silo, state in states.items():
@@ -154,14 +154,15 @@ class Stacked:
                         changes = _steps(Change, group, courses, number)
                         states |= _changed(changes, silos, states, facts)
                         silos = self._silos(group, states)
-            after = self._correct(group, silos, "test")
+            after = self._counts(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
-                counts = (len(own.train), len(own.test), before[silo], after[silo])
-                report = RoundReport(round_, *counts, loss.get(silo))
+                report = RoundReport(
+                    round_, len(own.train), before[silo], after[silo], loss.get(silo)
+                )
                 contributions = {
                     **method.contribute(state, facts[silo]),
-                    METRICS.name: metrics(report),
+                    **metrics(self._job, report),
                 }
                 outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
@@ -273,18 +274,19 @@ class Stacked:
             pieces.append(own)
         return pieces
 
-    def _correct(self, group: Sequence[str], silos: Silos, side: Side) -> dict[str, int]:
+    def _counts(self, group: Sequence[str], silos: Silos, side: Side) -> dict[str, Tally]:
         with self._running(group):
-            counts = evaluate(self._method, silos, self._places(group, side))
+            places = self._places(group, side)
+            counts = evaluate(self._method, silos, places, self._job.counting)
             return dict(zip(group, counts, strict=True))
 
     def _seen(self, group: Sequence[str], new: Silos, old: Silos, side: Side) -> dict[str, Seen]:
-        """Correct records by silo, for the silos that have records of the side."""
-        delivered, trained = self._correct(group, new, side), self._correct(group, old, side)
+        """Both models' counts by silo, for the silos that have records of the side."""
+        delivered, trained = self._counts(group, new, side), self._counts(group, old, side)
         seen: dict[str, Seen] = {}
         for silo, places in zip(group, self._places(group, side), strict=True):
             if places:
-                seen[silo] = Seen(len(places), delivered[silo], trained[silo])
+                seen[silo] = Seen(delivered[silo], trained[silo])
         return seen
 
     def _places(self, group: Sequence[str], side: Side) -> list[range]:

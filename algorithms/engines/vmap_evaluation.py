@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..course import Measurement, Parts
+from ..evaluation.counting import Counting, Tally
 from ..method import Method
 from ..training.loop import EVALUATION_CHUNK, Modules
 from .stacked_layers import over_silos
@@ -23,26 +24,37 @@ CHUNK = 128  # records of a silo per call, where no record's output depends on t
 
 
 @torch.no_grad()
-def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
-    """How many of its records each silo's model classifies correctly, in evaluation mode.
+def evaluate(
+    method: Method, silos: Silos, places: Sequence[range], counting: Counting
+) -> list[Tally]:
+    """The counts of each silo's model on its records, in evaluation mode.
 
     ``places`` are each silo's records in ``silos.x``, maybe none.
     """
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
-    correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
 
-    def right(values: Values, x: Tensor, y: Tensor) -> Tensor:
-        return method.predict(parts_of(silos.modules, values), x).argmax(dim=1) == y
+    def marks(values: Values, x: Tensor) -> dict[str, Tensor]:
+        return counting.marks(method.predict(parts_of(silos.modules, values), x))
 
-    for batch in together(pieces, exact, silos.x.device):
-        hits = over_silos(right)(*_inputs(silos, batch))  # [m, L]
-        # Records that only fill up a row must not count.
-        if batch.counts is not None:
-            hits &= batch.counts
-        correct[batch.rows] += hits.sum(1)
-    counts: list[int] = correct.tolist()
-    return counts
+    batches = together(pieces, exact, silos.x.device)
+    found = [(batch, over_silos(marks)(*_inputs(silos, batch)[:2])) for batch in batches]
+    own_marks = [counting.no_marks() for _ in range(silos.count)]
+    labels: list[list[Tensor]] = [[] for _ in range(silos.count)]
+    # Only now, since reading marks waits for the device.
+    for batch, tensors in found:
+        members, longest = _silos(batch, silos.count), batch.places.shape[1]
+        lengths = [longest] * len(members)
+        if batch.lengths is not None:
+            lengths = batch.lengths.tolist()
+        host = {name: mark.cpu() for name, mark in tensors.items()}
+        truth = silos.y[batch.places].cpu()
+        for row, (silo, length) in enumerate(zip(members, lengths, strict=True)):
+            # Records that only fill up a row do not count.
+            labels[silo].append(truth[row, :length])
+            for name, mark in host.items():
+                own_marks[silo][name].append(mark[row, :length])
+    return [counting.count(*own) for own in zip(own_marks, labels, strict=True)]
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from ...errors import LocalError, PeerError
 from ..course import Change, Course, CourseStep, Effort, Facts, Parts, SiloState
-from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results
+from ..exchange.delivery import Combined, CoordinatorState, Delivery, Latest, Results
 from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from ..method import Method, Setting
 

@@ -48,8 +48,9 @@ from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml,
 from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course, Optimiser
+from ..evaluation.counting import Counting
 from ..exchange.concentration import concentration_fault
-from ..exchange.parts import Gram, Mix, Part
+from ..exchange.parts import Gram, Kind, Mix, Part
 from ..method import METRICS, Method, Setting, specs_of_buffers
 from ..models.build import (
     ModelOptions,
@@ -68,6 +69,7 @@ from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .foreign_code import Allowed, check_code, packages_of, runs_others_code
 from .lr_schedule import Schedule, paced
+from .metrics_table import MetricsTable, size_fault
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
 from .security import (
@@ -154,6 +156,7 @@ class JobSettings(Strict):
     """
     model: ModelOptions
     training: TrainingTable
+    metrics: MetricsTable = MetricsTable()
     security: SecurityTable = SecurityTable()
 
 
@@ -188,9 +191,16 @@ class JobFile(JobSettings):
                 "a model with batch norm cannot train with training.batch_size = 1; raise it to 2"
                 " or more"
             )
+        if fault := size_fault(self.counting):
+            raise ValueError(fault)
         if self.privacy is not None:
             self._check_private_model()
         return self
+
+    @property
+    def counting(self) -> Counting:
+        """What evaluation counts."""
+        return self.metrics.counting(self.model.classes)
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -232,6 +242,7 @@ class Job:
     method_options: Strict
     model: ModelOptions
     training: TrainingTable
+    metrics: MetricsTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
     # It is not signed, so jobs that differ only in it are equal.
@@ -662,12 +673,18 @@ class Job:
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo uploads in a round, METRICS last; none in the final delivery.
 
-        Parts have the exchanges that the job chose.
+        Parts have the exchanges that the job chose. The parts of its [metrics] table come before
+        METRICS.
         """
         self._check_round(round_)
         if round_ == self.length:
             return ()
-        return (*map(self._crossing, self._method.up(round_)), METRICS)
+        return (*map(self._crossing, self._method.up(round_)), *self.counting.parts(), METRICS)
+
+    @cached_property
+    def counting(self) -> Counting:
+        """What evaluation counts of each model."""
+        return self.metrics.counting(self.model.classes)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.
@@ -679,6 +696,11 @@ class Job:
 
     def _crossing(self, part: Part) -> Part:
         """A part of the method with the exchange that the job chooses for it."""
+        if part.kind is Kind.METRIC:
+            raise LocalError(
+                f"part {part.name!r} has kind METRIC, which is for test counts that Staddle adds;"
+                " choose another, such as COUNTS"
+            )
         # A method says what is mixed or compared; the job says how.
         directed, shared = self.security.mix == "directed", self.security.compare == "shared"
         match part.exchange:

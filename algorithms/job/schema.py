@@ -10,7 +10,7 @@ import pydantic
 
 from ...errors import LocalError
 from ...files.documents import canonical_json
-from ..delivery import KEEP
+from ..exchange.delivery import KEEP
 from ..exchange.parts import MOST_TENSORS, Part, TensorSpec, walk_tensors
 from ..method import Method
 from ..models.build import MODEL_VERSION, ModelOptions, input_shape

@@ -90,7 +90,7 @@ from torch import Tensor
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..delivery import (
+from ..exchange.delivery import (
     KEEP,
     Combined,
     CoordinatorState,

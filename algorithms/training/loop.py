@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import CancelledError, LocalError
 from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batch_of, in_calls
+from ..evaluation.counting import Counting, Tally
 from ..method import Method
 from ..models.foreign import draws_randomly
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
@@ -407,8 +408,10 @@ def _chunks(data: Dataset, device: torch.device) -> Iterator[tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None = None) -> int:
-    """Number of records that the silo's model classifies correctly, in evaluation mode.
+def evaluate(
+    method: Method, modules: Modules, data: Dataset, counting: Counting, rows: int | None = None
+) -> Tally:
+    """The counts of the silo's model on its records, in evaluation mode.
 
     With ``rows`` every call has that size, so that no record's class depends on the number of
     records: matrix products round otherwise in calls of other sizes (clipped_sum.py).
@@ -416,13 +419,14 @@ def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None =
     for module in modules.values():
         module.eval()
     device = device_of(modules.values())
-    # The count stays on the device until the end: reading it waits for the GPU.
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    # Calls of one size: rows that fill up the last one are not counted.
-    if rows is not None:
-        for x, y, records in in_calls(data.x, data.y, rows):
-            correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()
-        return int(correct)
-    for x, y in _chunks(data, device):
-        correct += (method.predict(modules, x).argmax(dim=1) == y).sum()
-    return int(correct)
+    if rows is None:
+        calls = ((x, len(x)) for x, _ in _chunks(data, device))
+    else:
+        # Calls of one size: rows that fill up the last one are not counted.
+        calls = ((x, records) for x, _, records in in_calls(data.x, data.y, rows))
+    marks = counting.no_marks()
+    for x, records in calls:
+        for name, mark in counting.marks(method.predict(modules, x)).items():
+            marks[name].append(mark[:records])
+    # Only now, since reading marks waits for the GPU.
+    return counting.count(marks, [data.y])

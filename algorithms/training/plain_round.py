@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..course import Course, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import Contribution
 from ..leaks.taint import Taint
 from ..method import Method
@@ -100,8 +100,10 @@ class Side(Protocol):
         """
         ...
 
-    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """The test counts in the form that leaves the silo.
+    def metrics(
+        self, exact: Mapping[str, Contribution]
+    ) -> tuple[Mapping[str, Contribution], ContributionTaints]:
+        """The test counts, by part, in the form that leaves the silo.
 
         In a private job they have noise, or are zeros.
         """
@@ -153,6 +155,8 @@ class ClearRound:
         """The method's contributions; a plain job has no taints."""
         return self._method.contribute(state, self.facts), {}
 
-    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
+    def metrics(
+        self, exact: Mapping[str, Contribution]
+    ) -> tuple[Mapping[str, Contribution], ContributionTaints]:
         """The exact test counts; a plain job has no taints."""
         return exact, {}

@@ -16,7 +16,7 @@ SECURITY.md rules 21 and 22: the divisor of a step is q times their sum, and a c
 absent where the noise could have made its count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 from math import sqrt
@@ -28,7 +28,7 @@ from torch.func import vmap
 from ...errors import LocalError
 from ..course import Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset, in_calls
-from ..delivery import Results
+from ..exchange.delivery import Results
 from ..exchange.parts import WEIGHT, Contribution, Tensors
 from ..job.job import Job
 from ..job.privacy import (
@@ -54,7 +54,6 @@ from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints
 
 # A test record adds at most 1 to each of the three counts, so it moves them by √3 together.
-METRICS_SENSITIVITY = sqrt(3)
 
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
@@ -151,6 +150,7 @@ class PrivateRound:
         self, method: Method, job: Job, silo: str, round_: int, data: Dataset, private: PrivateSilo
     ) -> None:
         self._method, self._table, self._fresh = method, job.private, private.fresh
+        self._counting = job.counting
         sigma = signed_sigma(job)
 
         # Everything after this knows the records by these counts alone (SECURITY.md rule 21).
@@ -334,22 +334,26 @@ class PrivateRound:
             found[name] = worst((tracker.of(tensor), self._known))
         return found
 
-    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
+    def metrics(
+        self, exact: Mapping[str, Contribution]
+    ) -> tuple[Mapping[str, Contribution], ContributionTaints]:
         """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
         sigma = self._table.metrics_sigma
         if sigma is None:
             # Zeros, since the wire list has these counts in every round.
-            zeros = {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
-            return Contribution(zeros), _seen(exact, PUBLIC)
+            return _mapped(exact, torch.zeros_like), _seen(exact, PUBLIC)
         self._take(METRICS)
-        noisy = with_noise(exact.tensors, METRICS_SENSITIVITY * sigma, self._fresh())
+        # One noise for all counts together: the more a job counts, the more a record changes.
+        scale, random = sigma * sqrt(self._counting.squared_sensitivity), self._fresh()
+        noisy = {
+            name: Contribution(with_noise(part.tensors, scale, random))
+            for name, part in exact.items()
+        }
 
         # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
-        tested = noisy["tested"].round().clamp(min=0)
-        counts: dict[str, Tensor] = {}
-        for name, count in noisy.items():
-            counts[name] = count.round().clamp(min=0).minimum(tested).long()
-        return Contribution(counts), _seen(exact, worst((self._metrics, self._paid)))
+        tested = noisy[SEEN.name].tensors["tested"].round().clamp(min=0)
+        counts = _mapped(noisy, lambda count: count.round().clamp(min=0).minimum(tested).long())
+        return counts, _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:
         prefixes = tuple(f"part/{part}/" for part in modules)
@@ -409,8 +413,17 @@ def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint
     return replace(facts, class_counts=tracker.enter(facts.class_counts, known), measured=sums)
 
 
-def _seen(metrics: Contribution, taint: Taint) -> ContributionTaints:
-    return {SEEN.name: dict.fromkeys(metrics.tensors, taint)}
+def _mapped(
+    parts: Mapping[str, Contribution], change: Callable[[Tensor], Tensor]
+) -> dict[str, Contribution]:
+    return {
+        name: Contribution({key: change(count) for key, count in part.tensors.items()})
+        for name, part in parts.items()
+    }
+
+
+def _seen(metrics: Mapping[str, Contribution], taint: Taint) -> ContributionTaints:
+    return {name: dict.fromkeys(part.tensors, taint) for name, part in metrics.items()}
 
 
 @torch.no_grad()

@@ -17,7 +17,8 @@ from ...errors import CancelledError, ExhaustedError, LocalError, PeerError
 from ...files import tensor_file
 from ..course import Change, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
-from ..delivery import Results
+from ..evaluation.counting import Tally
+from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Part, fits, value_fault
 from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
@@ -37,18 +38,32 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Counts and loss of one silo in one round.
+    """Tally and loss of one silo in one round.
 
-    It stays at the silo but for the counts that METRICS adds up. ``correct_*`` count test records
-    that the model classifies correctly.
+    It stays at the silo but for the counts that METRICS adds up, and those that the job's [metrics]
+    table asks for.
     """
 
     round: int
     samples: int  # training records; 0 in the final round, which trains nothing
-    tested: int
-    correct_delivered: int
-    correct_trained: int
+    delivered: Tally  # of test records, with the model as delivered
+    trained: Tally  # the same after local training
     loss: float | None  # mean training loss of the last stage's last epoch
+
+    @property
+    def tested(self) -> int:
+        """Test records."""
+        return self.delivered.records
+
+    @property
+    def correct_delivered(self) -> int:
+        """Test records that the model as delivered classifies correctly."""
+        return self.delivered.correct
+
+    @property
+    def correct_trained(self) -> int:
+        """The same after local training."""
+        return self.trained.correct
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ class RoundOutcome:
 
 @dataclass
 class _Counter:
-    """Counts batches for a progress display."""
+    """Tally batches for a progress display."""
 
     show: Callable[[int, int], None]
     total: int
@@ -121,7 +136,7 @@ def local_round(
     modules = to_modules(method, client, state, device)
     # In a private job all calls have one size: else the number of records could change a result.
     rows = None if private is None else job.private.physical_batch
-    correct_delivered = evaluate(method, modules, test_data, rows)
+    seen_delivered = evaluate(method, modules, test_data, job.counting, rows)
     side.evaluated(modules)
     side.measure(modules, train_data)
 
@@ -154,16 +169,13 @@ def local_round(
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
-    correct_trained = evaluate(method, modules, test_data, rows)
+    seen_trained = evaluate(method, modules, test_data, job.counting, rows)
     side.evaluated(modules)
-    counts = (len(train_data), len(test_data), correct_delivered, correct_trained)
-    report = RoundReport(round_, *counts, loss)
+    report = RoundReport(round_, len(train_data), seen_delivered, seen_trained, loss)
 
     contributions, taints = side.contribute(trained)
-    seen, of_seen = side.metrics(metrics(report))
-    return RoundOutcome(
-        trained, {**contributions, METRICS.name: seen}, report, taints | of_seen, side.spending
-    )
+    seen, of_seen = side.metrics(metrics(job, report))
+    return RoundOutcome(trained, {**contributions, **seen}, report, taints | of_seen, side.spending)
 
 
 @contextmanager
@@ -246,19 +258,15 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """Correctly classified records by a silo's delivered model and by its last trained one.
+    """The counts of a silo's delivered model and of its last trained one, on the same records."""
 
-    ``records`` is the number of records that were classified.
-    """
-
-    records: int
-    delivered: int
-    trained: int
+    delivered: Tally
+    trained: Tally
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state after a delivery, and the accuracy of the new and the old state.
+    """A silo's state after a delivery, and the counts of the new and the old state.
 
     ``validation`` is None if the split has no such side.
     """
@@ -306,16 +314,11 @@ def look(
 
     # One set of modules holds both models, one after the other: GPU memory is not taken twice.
     modules = to_modules(method, client, fresh, device)
-    new = [
-        evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None
-    ]
+    sides = [data for data in (test_data, validation_data) if data is not None]
+    new = [evaluate(method, modules, data, job.counting) for data in sides]
     load_values(modules, state, device)
-
-    def seen(data: Dataset, correct: int) -> Seen:
-        return Seen(len(data), correct, evaluate(method, modules, data))
-
-    validation = None if validation_data is None else seen(validation_data, new[1])
-    return Evaluation(fresh, seen(test_data, new[0]), validation)
+    old = [evaluate(method, modules, data, job.counting) for data in sides]
+    return Evaluation(fresh, *map(Seen, new, old))
 
 
 def final_round(
@@ -332,7 +335,7 @@ def final_round(
 ) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
-    The report holds the accuracy of both models. Nothing is contributed or spent. ``trained`` is
+    The report holds the counts of both models. Nothing is contributed or spent. ``trained`` is
     True if the silo has ever taken part in a round.
     """
     # The results of the last round come down at the start of the round that would follow.
@@ -368,9 +371,7 @@ def final_report(job: Job, last: Evaluation) -> RoundReport:
 
     Its round is ``Job.length``, its loss None.
     """
-    return RoundReport(
-        job.length, 0, last.test.records, last.test.delivered, last.test.trained, None
-    )
+    return RoundReport(job.length, 0, last.test.delivered, last.test.trained, None)
 
 
 def check_private(job: Job, private: PrivateSilo | None, device: torch.device = CPU) -> None:
@@ -451,19 +452,19 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     )
 
 
-def metrics(report: RoundReport) -> Contribution:
-    """The METRICS contribution of a report.
+def metrics(job: Job, report: RoundReport) -> dict[str, Contribution]:
+    """The contributions of a report: METRICS, and the parts that the job's [metrics] table adds.
 
-    It has int64 counts of test records, and neither the loss nor the number of training records.
+    They have int64 counts of test records, and neither the loss nor the number of training records.
     """
     counts = {
         "correct.delivered": report.correct_delivered,
         "correct.trained": report.correct_trained,
         "tested": report.tested,
     }
-    return Contribution(
-        {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
-    )
+    scalars = {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
+    tables = job.counting.contributions(report.delivered, report.trained)
+    return {**tables, METRICS.name: Contribution(scalars)}
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:

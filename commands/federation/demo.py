@@ -284,22 +284,27 @@ class Demo:
 
     def _show_accuracy(self, names: Sequence[str]) -> None:
         """From each silo's own report: the coordinator knows sums over silos only."""
-        columns = ("silo", "train", "test", "classes", *self._methods)
+        columns = ("silo", "train", "test", "classes", "one class", *self._methods)
         rows: list[Sequence[str]] = []
         totals = [0] * len(names)
-        tested = 0
+        tested = frequent = 0
         for silo in self._federation.silos:
             reports = self._reports(silo, names)
             correct = list(map(_correct, reports))
             # The same for all jobs: the split follows from the silo's own key, not from the job.
             final = reports[0]["final"]["tested"]
             tested += final
+            # What a model reaches that says one class for all.
+            own_frequent = reports[0]["final"]["most_frequent"]
+            frequent += own_frequent
             totals = [total + c for total, c in zip(totals, correct, strict=True)]
             present = sum(count > 0 for count in reports[0]["classes"])
             shown = [f"{c / final:.1%}" for c in correct]
-            rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
+            sizes = (str(reports[0]["samples"]), str(final), str(present))
+            rows.append((silo, *sizes, f"{own_frequent / final:.1%}", *shown))
         # Over records, not silos: a small silo counts for less.
-        rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
+        shares = (f"{total / tested:.1%}" for total in (frequent, *totals))
+        rows.append(("all", "", str(tested), "", *shares))
         right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
         printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
 

@@ -1,6 +1,6 @@
 """``staddle job``: jobs at a coordinator, for its operator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,14 +15,13 @@ from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.signed_document import verify_document
 from ..console import printer
+from . import round_text
 from .operator_client import connected
+from .round_text import round_fields
 
 OperatorFile = Annotated[
     Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")
 ]
-# zeros leave of a private job without metrics_sigma
-UNTOLD = "the silos keep their test counts to themselves"
-
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 
@@ -69,10 +68,13 @@ def show(
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
-    for closed in round_fields(report.rounds):
+    rounds = round_fields(report.rounds)
+    for closed in rounds:
         printer.show(
-            f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}"
+            f"round {closed['round']}: {_shown(closed['members'])}: {round_text.in_words(closed)}"
         )
+    if rounds and (table := round_text.class_table(rounds[-1])):
+        printer.show(table)
 
 
 def submit(
@@ -116,7 +118,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 printer.show_json(document)
                 continue
             for closed in round_fields(report.rounds):
-                said = f"{_shown(closed['members'])}: {_counts(closed['metrics'])}"
+                said = f"{_shown(closed['members'])}: {round_text.in_words(closed)}"
                 printer.show(f"round {closed['round']} closed: {said}")
             printer.show(_line(report.status))
     # The last report is the job's end: a watch that breaks off raises.
@@ -158,18 +160,6 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
     }
 
 
-def round_fields(rounds: Sequence[pb.ClosedRound]) -> list[dict[str, Any]]:
-    """Closed rounds as plain values.
-
-    In ascending order; metrics are sums over the members.
-    """
-    closed = []
-    for one in rounds:
-        metrics = dict(one.metrics)
-        closed.append({"round": one.round, "members": list(one.members), "metrics": metrics})
-    return closed
-
-
 def _line(status: pb.JobStatus) -> str:
     stage = status.stage
     if stage == "ended":
@@ -192,10 +182,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         value = ", ".join(value)
     return str(value) or "-"
-
-
-def _counts(metrics: Mapping[str, Any]) -> str:
-    return UNTOLD if metrics.get("tested") == 0 else _shown(metrics)
 
 
 def given_file(path: Path | None) -> Path:

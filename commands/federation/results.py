@@ -9,8 +9,9 @@ from ...coordinator import config as configs
 from ...coordinator.storage import results as files
 from ...errors import LocalError
 from ..console import printer
-from .jobs import Name, given_file, round_fields, status_fields
+from .jobs import Name, given_file, status_fields
 from .operator_client import connected
+from .round_text import round_fields
 
 
 def results(

@@ -135,11 +135,13 @@ def named(run: Run) -> str:
 
 
 def accuracy(measured: Sequence[Measured]) -> str:
-    """Accuracies of an evaluation, as means over silos; empty if there was none."""
-    macro = {one.measure: one.macro for one in measured}
-    shown = []
-    for name, measure in SHOWN.items():
-        value = macro.get(measure)
-        if value is not None:
-            shown.append(f"{name} {value:.1%}")
+    """Accuracies of an evaluation, as means over silos; empty if there was none.
+
+    The last of them is of the same answer for all records of a silo.
+    """
+    found = {one.measure: one for one in measured}
+    looks = {name: found[measure] for name, measure in SHOWN.items() if measure in found}
+    shown = [f"{name} {look.macro:.1%}" for name, look in looks.items()]
+    if looks:
+        shown.append(f"one class for all {next(iter(looks.values())).majority:.1%}")
     return ", ".join(shown)

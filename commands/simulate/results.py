@@ -1,19 +1,23 @@
 """The finished runs of a simulation as a table, and as JSON."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.run.history import Measure
-from ...simulator.run.scores import Named, Spread, over_seeds, scores
+from ...simulator.run.scores import Average, Named, Spread, over_seeds, scores
 
 SHOWN: tuple[Measure, ...] = ("all/trained", "all/aggregated")
+AVERAGES: tuple[Average, ...] = ("macro", "balanced")
+SCORES = tuple(product(SHOWN, AVERAGES))
 MEANING = (
-    "mean accuracy of the silos on their test records, after the last round (mean ± deviation over"
-    " seeds)"
+    "mean of the silos' accuracies on their test records, after the last round (mean ± deviation"
+    " over seeds); balanced: each class of a silo counts the same"
 )
-COLUMNS = ("method", "seeds", "rounds", *SHOWN)
+COLUMNS = ("method", "seeds", "rounds", SHOWN[0], "balanced", SHOWN[1], "balanced")
+MAJORITY = "always the most frequent class"
 
 
 def finished(folder: Path) -> list[Recorded]:
@@ -22,16 +26,27 @@ def finished(folder: Path) -> list[Recorded]:
 
 
 def rows(recorded: Sequence[Recorded]) -> list[list[str]]:
-    """One row per method: the mean over silos after the last round, in per cent, over its seeds.
+    """One row per method: the means over silos after the last round, in per cent, over its seeds.
 
-    A score that is missing is "-".
+    The last row is of answers that are the same for all records of a silo. A score that is missing
+    is "-".
     """
     found = []
     for label, own in _by_label(recorded).items():
         spreads = _over(own)
-        shown = [_shown(spreads.get((measure, "macro", "last"))) for measure in SHOWN]
+        shown = [_shown(spreads.get((measure, average, "last"))) for measure, average in SCORES]
         found.append([label, str(len(own)), str(own[0].rounds), *shown])
+    if majority := _majority(recorded):
+        found.append([MAJORITY, "-", "-", majority, "-", majority, "-"])
     return found
+
+
+def _majority(recorded: Sequence[Recorded]) -> str:
+    """The accuracy of the same answer for all records of a silo; empty if nothing was measured."""
+    # All runs of a folder have the same test records.
+    looks = (one for run in recorded for one in run.history if one.measure in SHOWN)
+    found = next(looks, None)
+    return "" if found is None else f"{found.majority:.2%}"
 
 
 def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:

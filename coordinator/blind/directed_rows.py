@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ... import log
-from ...algorithms.delivery import Delivery, Mail, Post
+from ...algorithms.exchange.delivery import Delivery, Mail, Post
 from ...algorithms.exchange.parts import Part
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical

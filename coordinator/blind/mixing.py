@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from ... import log
-from ...algorithms.delivery import Delivery, Mail, Post, Row
+from ...algorithms.exchange.delivery import Delivery, Mail, Post, Row
 from ...algorithms.exchange.parts import Mix, Part, upload_items
 from ...errors import RefusedError
 from ...proto.convert.mix import MOST_TOLD

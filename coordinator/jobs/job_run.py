@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from ...algorithms.delivery import CoordinatorState, Delivery, Latest
 from ...algorithms.engines import aggregation
+from ...algorithms.exchange.delivery import CoordinatorState, Delivery, Latest
 from ...algorithms.exchange.parts import Item, Part, upload_items
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
@@ -29,11 +29,11 @@ from .collector import Collector, HiddenLeft, not_awaited
 class FoldResult:
     """The results of a fold, to be committed.
 
-    ``metrics`` are sums over the members. ``files`` maps each changed place to a file in the job's
-    folder, or to None if it is gone.
+    ``metrics`` are sums over the members: numbers, and nested lists of them. ``files`` maps each
+    changed place to a file in the job's folder, or to None if it is gone.
     """
 
-    metrics: dict[str, int]
+    metrics: dict[str, Any]
     method: CoordinatorState
     files: Mapping[FileKey, str | None]
     digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
@@ -253,7 +253,7 @@ class JobRun:
         # Before the commit: a crash in between folds the round again, into the same file.
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
-        counted = {name: int(value) for name, value in metrics.items()}
+        counted = {name: value.tolist() for name, value in metrics.items()}
         return FoldResult(counted, method, archive.changes, archive.digests, inputs.left())
 
     def commit(self, round_: int, result: FoldResult) -> None:

@@ -2,15 +2,18 @@
 
 Identity, role and limits were checked by the guard.
 
-Operators see names, stages, codes and the sums that METRICS adds up: what the daemon's own log
-says. Tensors are read on the coordinator's machine (``staddle job results``).
+Operators see names, stages, codes, the sums of test counts and what those say. Tensors are read on
+the coordinator's machine (``staddle job results``).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ... import log
+from ...algorithms.evaluation.measures import numbers, of_sums
 from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError
@@ -163,11 +166,30 @@ class Operations:
         return run
 
     def _rounds(self, run: JobRun, first: int) -> Sequence[pb.ClosedRound]:
+        closed = [row for row in self._daemon.rounds(run) if row[0] >= first]
+        noisy = run.job.privacy is not None
+        # All tables of a long job would be more than a message holds.
+        newest = len(closed) - 1
         return [
-            pb.ClosedRound(round=number, members=members, metrics=metrics)
-            for number, members, metrics in self._daemon.rounds(run)
-            if number >= first
+            pb.ClosedRound(
+                round=number,
+                members=members,
+                metrics={name: sums for name, sums in metrics.items() if isinstance(sums, int)},
+                measures=numbers(of_sums(metrics)),
+                tables=_tables(metrics) if place == newest else (),
+                noisy=noisy,
+            )
+            for place, (number, members, metrics) in enumerate(closed)
         ]
+
+
+def _tables(metrics: Mapping[str, Any]) -> list[pb.CountTable]:
+    tables = []
+    for name, sums in metrics.items():
+        if isinstance(sums, list):
+            table = np.array(sums)
+            tables.append(pb.CountTable(name=name, shape=table.shape, counts=table.reshape(-1)))
+    return tables
 
 
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:

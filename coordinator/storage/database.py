@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -640,7 +640,7 @@ class Database:
         job: str,
         round_: int,
         members: Sequence[str],
-        metrics: Mapping[str, int],
+        metrics: Mapping[str, Any],
         method: Mapping[str, Tensor],
         files: Mapping[FileKey, str | None],
     ) -> None:
@@ -665,7 +665,7 @@ class Database:
             else:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
-    def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, int]]]:
+    def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, Any]]]:
         """Number, members and metrics of the closed rounds, in ascending order."""
         with self._explained():
             rows = self._connection.execute(

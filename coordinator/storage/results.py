@@ -4,7 +4,7 @@ They can be read while the daemon runs.
 
 ::
 
-    <out>/rounds.csv         round, members, then a column a sum of METRICS
+    <out>/rounds.csv         round, members, then columns of the sums of METRICS and of measures
     <out>/job.json           state and rounds
     <out>/<part>.safetensors what the last closed round published
     <out>/result.safetensors what the method's coordinator half knew in the end, where it has such a
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...algorithms.evaluation.measures import numbers, of_sums
+from ...algorithms.method import METRICS
 from ...errors import LocalError
 from ...files import tensor_file
 from ...files.documents import write_atomic
@@ -29,7 +31,8 @@ from . import table_seals
 from .database import relayed
 from .store import RESULT
 
-Round = Mapping[str, Any]  # round, members, metrics
+Round = Mapping[str, Any]  # round, members, metrics, measures
+SUMS = tuple(spec.name for spec in METRICS.tensors)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def read(directory: Path, job: str) -> Kept:
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
             )
             rounds: list[Round] = [
-                {"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows
+                _round(number, json.loads(members), json.loads(sums))
+                for number, members, sums in rows
             ]
             held = (
                 "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
@@ -87,6 +91,11 @@ def read(directory: Path, job: str) -> Kept:
     if (folder / RESULT).exists():
         published[RESULT.removesuffix(".safetensors")] = folder / RESULT
     return Kept(json.loads(found[0]), rounds, published, relayed(files))
+
+
+def _round(number: int, members: list[str], metrics: dict[str, Any]) -> Round:
+    measures = numbers(of_sums(metrics))
+    return {"round": number, "members": members, "metrics": metrics, "measures": measures}
 
 
 def write(out: Path, kept: Kept) -> list[Path]:
@@ -120,16 +129,22 @@ def write(out: Path, kept: Kept) -> list[Path]:
 
 
 def to_csv(rounds: Sequence[Round]) -> str:
-    """One line per round: number, members joined by spaces, sums.
+    """One line per round: number, members joined by spaces, sums, measures.
 
-    A sum that a round does not have is left empty. Lines end with LF.
+    What a round does not have is left empty. Lines end with LF. Tables are in job.json.
     """
     # The columns of all rounds together.
-    names = sorted({name for closed in rounds for name in closed["metrics"]})
+    found = [_numbers(closed) for closed in rounds]
+    names = sorted(set().union(*found), key=lambda name: (name not in SUMS, name))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["round", "members", *names])
-    for closed in rounds:
-        sums = (closed["metrics"].get(name, "") for name in names)
-        writer.writerow([closed["round"], " ".join(closed["members"]), *sums])
+    for closed, own in zip(rounds, found, strict=True):
+        values = (own.get(name, "") for name in names)
+        writer.writerow([closed["round"], " ".join(closed["members"]), *values])
     return text.getvalue()
+
+
+def _numbers(closed: Round) -> dict[str, int | float]:
+    sums = {name: sum_ for name, sum_ in closed["metrics"].items() if isinstance(sum_, int)}
+    return {**sums, **closed["measures"]}

@@ -44,8 +44,8 @@ from types import MappingProxyType
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ...algorithms.delivery import CoordinatorState, Post
 from ...algorithms.engines.aggregation import SILOS
+from ...algorithms.exchange.delivery import CoordinatorState, Post
 from ...algorithms.exchange.parts import Item, Part, Read, upload_items
 from ...errors import LocalError, RefusedError
 from ...files import tensor_file

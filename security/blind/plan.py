@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
-from ...algorithms.exchange.parts import Gram, Item, Mix, Part, Sum
+from ...algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, Sum
 from ...algorithms.job.job import Job
-from ...algorithms.method import METRICS
 from ...files.documents import canonical_json
 from ..arithmetic.fixedpoint import Group
 from ..identity.domains import SECAGG_MODEL, framed
@@ -155,12 +154,12 @@ class RoundPlan:
     @property
     def sums_metrics_alone(self) -> bool:
         """True if its sum has nothing of a model."""
-        return (*self.sums, *self.rows) == (METRICS,)
+        return not self.rows and self.sums_no_model
 
     @property
     def sums_no_model(self) -> bool:
         """True if nothing that all silos received alike is summed, but metrics and rows alone."""
-        return self.sums == (METRICS,)
+        return bool(self.sums) and all(part.kind is Kind.METRIC for part in self.sums)
 
     def model_digest(
         self,

@@ -15,6 +15,7 @@ exactly, so a simulation with it gives the bits of a blind federation. ``Mix`` a
 mix_and_gram.py.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -241,7 +242,7 @@ class Quantised:
         terms = terms or Terms()
         self._rows, self._min_cohort = MixRows(bounds.clip_exponent, terms), terms.min_cohort
         self._group_key, self._job = group_key, job
-        self._round = 0
+        self._counted: Counter[str] = Counter()  # rounds in which each part of test counts came
 
     def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """All tensors: quantised where they are summed or mixed, sketched where compared.
@@ -253,21 +254,21 @@ class Quantised:
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """The result; ``members`` are at least two. LocalError for values beyond the bounds.
 
-        The metrics are the last part of each round, and so tell which round it is.
+        Test counts are the last parts of each round, and so tell which round it is.
         """
         match part.exchange:
             case Sum():
                 # One specification per part has the same result as one for all parts, since groups
                 # do not depend on one another.
                 spec, opened = self.opened(part, members, read)
-                self._round += part.kind is Kind.METRIC
+                if part.kind is Kind.METRIC:
+                    self._counted[part.name] += 1
                 return folded(part, spec.groups[0], opened)
             case Gram(shared=True):
                 return {"gram": compared_by_shares(part, members, read, self._bounds.clip_exponent)}
             case Gram():
-                return {
-                    "gram": compared(part, members, read, self._group_key, self._job, self._round)
-                }
+                round_ = max(self._counted.values(), default=0)
+                return {"gram": compared(part, members, read, self._group_key, self._job, round_)}
             case Mix(directed=False):
                 self._rows.gave(part, members, read)
         return PLAIN.collect(part, members, read)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.delivery import KEEP
+from ...algorithms.exchange.delivery import KEEP
 from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire

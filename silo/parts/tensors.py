@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...algorithms.evaluation.counting import table_fault
 from ...algorithms.exchange.parts import (
     WEIGHT,
     Item,
@@ -158,7 +159,7 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
         noisy = " at most: the job is private, and its counts are noisy"
 
     # A count of more records than there are would buy a larger say in the average.
-    metrics: dict[str, int] = {}
+    metrics: dict[tuple[str, str], Tensor] = {}
     for item, value in zip(items, values, strict=True):
         if _counts_training(item):
             if not _whole_up_to(known.train, value):
@@ -166,8 +167,8 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
                     f"{item.part}/{item.spec.name} is not a whole number from 0 to {known.train},"
                     f" the training records of this silo{noisy}"
                 )
-        elif item.part == METRICS.name:
-            metrics[item.spec.name] = int(value)
+        elif item.kind is Kind.METRIC:
+            metrics[item.part, item.spec.name] = value
     return _miscounted_tests(metrics, known.test, noisy)
 
 
@@ -182,13 +183,19 @@ def _whole_up_to(most: int, value: Tensor) -> bool:
     return bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= most)).all())
 
 
-def _miscounted_tests(metrics: Mapping[str, int], most: int, noisy: str) -> str:
-    tested = metrics.get("tested", 0)
+def _miscounted_tests(metrics: Mapping[tuple[str, str], Tensor], most: int, noisy: str) -> str:
+    tested = int(metrics.get((METRICS.name, "tested"), torch.tensor(0)))
     if not 0 <= tested <= most:
         return f"{METRICS.name}/tested is {tested}, this silo has {most} test records{noisy}"
-    for name, count in metrics.items():
-        if not 0 <= count <= tested:
-            return f"{METRICS.name}/{name} is {count}, of {tested} that were tested"
+    for (part, name), counts in metrics.items():
+        # Noisy counts need not add up.
+        if not noisy and part != METRICS.name:
+            correct = int(metrics[METRICS.name, f"correct.{name}"])
+            if why := table_fault(part, counts, tested, correct):
+                return f"{part}/{name} {why}"
+        for count in (counts.min(), counts.max()):
+            if not 0 <= count <= tested:
+                return f"{part}/{name} is {int(count)}, of {tested} that were tested"
     return ""
 
 

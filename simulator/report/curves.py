@@ -28,6 +28,7 @@ T = TypeVar("T")
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
     "micro": "micro: share of all silos' records",
+    "balanced": "balanced: mean over silos and their classes",
 }
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are spread evenly, however many
 DOTS = ((50, 26, 0.7), (400, 14, 0.5), (inf, 6, 0.3))  # up to so many: points², and how opaque

@@ -32,7 +32,7 @@ from torch.nn.functional import normalize
 
 from ...algorithms.catalog import configure
 from ...algorithms.course import SiloState
-from ...algorithms.delivery import CoordinatorState
+from ...algorithms.exchange.delivery import CoordinatorState
 from ...algorithms.job.job import Job
 from ...algorithms.methods.fedaims.method import FedAIMS
 from ...algorithms.methods.fedsimsup.method import FedSimSup

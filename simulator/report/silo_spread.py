@@ -1,7 +1,7 @@
 """The weakest and the strongest silos in one measure, and each silo against training alone."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
@@ -48,7 +48,12 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
 
     # a silo outside every cohort has no model that it trained
     at_own = {silo: right for silo, right in own.correct.items() if silo in trained}
-    return Measured(own.rounds, own.measure, {**delivered.correct, **at_own}, own.records)
+    recalls = {silo: recall for silo, recall in own.recalls.items() if silo in trained}
+    return replace(
+        own,
+        correct={**delivered.correct, **at_own},
+        recalls={**delivered.recalls, **recalls},
+    )
 
 
 def spectrum(measured: Measured) -> Spectrum:

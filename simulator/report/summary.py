@@ -5,7 +5,7 @@ measure, the weakest silos and the cost. The same runs make the same text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from itertools import chain, product
 from operator import attrgetter
@@ -369,12 +369,24 @@ def _by_silo(looks: Looks, alone: str | None) -> str:
         elif alone is not None:
             row += _duels(seeds, looks[alone])
         rows.append([escaped(label), *row])
+    rows.append(_majority_row(next(iter(looks.values())), len(titles)))
     return _method_table(titles, rows)
+
+
+def _majority_row(seeds: Mapping[int, Measured], columns: int) -> list[str]:
+    """The row of answers that are the same for all records of a silo, with the best class."""
+    look = next(iter(seeds.values()))
+    numbers = _numbers(replace(look, correct=look.frequent))
+    row = [_percent(Spread(1, number, None)) for number in numbers]
+    # By class such answers are right for one of all that the silo has, whichever it is.
+    row[list(AVERAGES).index("balanced")] = NONE
+    return ["*always the most frequent class*", *row, *[NONE] * (columns - len(row))]
 
 
 def _numbers(look: Measured) -> list[float]:
     """The averages and the spectrum of one look, in the order of the columns."""
-    numbers = asdict(spectrum(look)) | {"macro": look.macro, "micro": look.micro}
+    averages = {average: getattr(look, average) for average in AVERAGES}
+    numbers = asdict(spectrum(look)) | averages
     return [numbers[name] for name in (*AVERAGES, *SPECTRUM)]
 
 
@@ -470,7 +482,9 @@ def _meaning() -> str:
         defined += f"- **{name}**: {meaning}.\n"
     return (
         "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, on"
-        f" the side named, that a model classifies correctly.\n\n{defined}- **spread**: the"
+        f" the side named, that a model classifies correctly.\n\n{defined}- **always the most"
+        " frequent class**: one answer for all records of a silo, the class that it has most of"
+        " there; an accuracy that is no higher shows nothing learnt.\n- **spread**: the"
         " population standard deviation (divided by n) of the silos' accuracies.\n-"
         " **worst tenth**, **best tenth**: the mean accuracy of the tenth of the silos, rounded"
         " up, with the lowest and with the highest accuracies.\n- **±**: the sample standard"

@@ -2,10 +2,10 @@
 
 ::
 
-    rounds.csv                 rounds, measure, silos, records, macro, micro, spread, least, most: a
-                               line a measure
-    silos.csv                  silo, training, measure, correct, records, accuracy: of the look
-                               after the last round
+    rounds.csv                 rounds, measure, silos, records, macro, micro, balanced, majority,
+                               spread, least, most: a line per measure
+    silos.csv                  silo, training, measure, correct, records, accuracy, balanced,
+                               majority: of the look after the last round
     models/<silo>.safetensors  the model that the silo keeps, as ``part/<part>/<tensor>`` and
                                ``extra/<tensor>``
     coordinator.safetensors    what the method's coordinator half knew in the end, where it has such
@@ -24,8 +24,8 @@ from itertools import product
 from pathlib import Path
 
 from ...algorithms.course import SiloState
-from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.aggregation import SILOS as AXIS
+from ...algorithms.exchange.delivery import CoordinatorState
 from ...algorithms.training.silo_round import state_to_bytes
 from ...files import tensor_file
 from ...files.documents import write_atomic
@@ -74,9 +74,11 @@ def write(
 def rounds_csv(history: Iterable[Measured]) -> str:
     """A line per measure, in the order in which they were taken.
 
-    ``spread`` is the standard deviation over the silos (of a population).
+    ``majority`` is the macro accuracy of always answering the class that the silo has most of,
+    ``spread`` the standard deviation over the silos (of a population).
     """
-    columns = ("rounds", "measure", "silos", "records", "macro", "micro", "spread", "least", "most")
+    averages = ("macro", "micro", "balanced", "majority")
+    columns = ("rounds", "measure", "silos", "records", *averages, "spread", "least", "most")
     return _csv(columns, map(_round_row, history))
 
 
@@ -88,6 +90,8 @@ def _round_row(one: Measured) -> Sequence[object]:
         sum(one.records.values()),
         one.macro,
         one.micro,
+        one.balanced,
+        one.majority,
         one.spread,
         float(one.accuracies.min()),
         float(one.accuracies.max()),
@@ -107,9 +111,11 @@ def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
     rows = []
     for silo, one in product(silos, last):
         correct, records = one.correct[silo.name], one.records[silo.name]
-        row = (silo.name, silo.train, one.measure, correct, records, correct / records)
-        rows.append(row)
-    return _csv(("silo", "training", "measure", "correct", "records", "accuracy"), rows)
+        balanced, majority = one.recalls[silo.name], one.frequent[silo.name] / records
+        shares = (correct / records, balanced, majority)
+        rows.append((silo.name, silo.train, one.measure, correct, records, *shares))
+    columns = ("silo", "training", "measure", "correct", "records")
+    return _csv((*columns, "accuracy", "balanced", "majority"), rows)
 
 
 def model_file(folder: Path, silo: str) -> Path:

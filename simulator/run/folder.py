@@ -23,8 +23,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from ...algorithms.course import SiloState
-from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.simulation import Snapshot
+from ...algorithms.exchange.delivery import CoordinatorState
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...security.log.lock import locked

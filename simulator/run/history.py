@@ -4,23 +4,26 @@ On disk a history is a line per measure, and lines are only ever added.
 
 ::
 
-    {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71],"clinic-b":[40,68]}}
+    {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71,48,0.6],"clinic-b":[40,68,34,0.5]}}
 
-that is, right and all records by silo. A snapshot says how many bytes belong to it (``Prefix``);
+that is, by silo: right records, all records, those of the most frequent class, and the balanced
+accuracy. A snapshot says how many bytes belong to it (``Prefix``);
 a run that resumes from it measures again what came after them.
 """
 
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...algorithms.evaluation.counting import Tally
+from ...algorithms.evaluation.measures import balanced_accuracy
 from ...algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from ...errors import LocalError
 from ...files.documents import Strict, sync_directory
@@ -39,24 +42,30 @@ Measure = Literal[
 
 @dataclass(frozen=True)
 class Measured:
-    """One measure after so many rounds that train: right and all records, by silo in job order.
+    """One measure after so many rounds that train, by silo in job order.
 
-    A silo is in ``records`` only with at least one record.
+    A silo is in it only with at least one record.
     """
 
     rounds: int
     measure: Measure
-    correct: Mapping[str, int]
+    correct: Mapping[str, int]  # records that were classified correctly
     records: Mapping[str, int]
+    frequent: Mapping[str, int]  # records of the class that the silo has most of
+    recalls: Mapping[str, float]  # the silo's balanced accuracy, in 0…1
 
     def of(self, silos: Collection[str]) -> "Measured":
         """The same measure of some of its silos.
 
         KeyError for a silo that it does not have.
         """
-        correct = {silo: self.correct[silo] for silo in silos}
-        records = {silo: self.records[silo] for silo in silos}
-        return Measured(self.rounds, self.measure, correct, records)
+        return replace(
+            self,
+            correct=_some(self.correct, silos),
+            records=_some(self.records, silos),
+            frequent=_some(self.frequent, silos),
+            recalls=_some(self.recalls, silos),
+        )
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
@@ -77,9 +86,30 @@ class Measured:
         return sum(self.correct.values()) / sum(self.records.values())
 
     @property
+    def balanced(self) -> float:
+        """The mean of the silos' balanced accuracies, in 0…1: each class of each silo counts."""
+        return float(np.mean(list(self.recalls.values())))
+
+    @property
+    def majority(self) -> float:
+        """The mean over silos of the share of the most frequent class, in 0…1.
+
+        It is the macro accuracy of answers that are the same for all records of a silo, if each
+        silo knows its best one.
+        """
+        return float(np.mean([self.frequent[s] / count for s, count in self.records.items()]))
+
+    @property
     def spread(self) -> float:
         """The standard deviation of the silos' accuracies (of a population, not of a sample)."""
         return float(self.accuracies.std())
+
+
+Value = TypeVar("Value")
+
+
+def _some(values: Mapping[str, Value], silos: Iterable[str]) -> dict[str, Value]:
+    return {silo: values[silo] for silo in silos}
 
 
 def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
@@ -87,9 +117,7 @@ def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured,
 
     Both measures are on test records.
     """
-    seen = {}
-    for silo, report in reports.items():
-        seen[silo] = Seen(report.tested, report.correct_delivered, report.correct_trained)
+    seen = {silo: Seen(report.delivered, report.trained) for silo, report in reports.items()}
     return _pair(rounds, ("selected/before", "selected/after"), seen)
 
 
@@ -115,14 +143,21 @@ def _pair(
     rounds: int, measures: tuple[Measure, Measure], seen: Mapping[str, Seen]
 ) -> tuple[Measured, ...]:
     """The two measures, of models as delivered and as trained."""
-    records: dict[str, int] = {}
-    delivered: dict[str, int] = {}
-    trained: dict[str, int] = {}
-    for silo, one in seen.items():
-        # Both models are tested on the same records.
-        records[silo], delivered[silo], trained[silo] = one.records, one.delivered, one.trained
     first, second = measures
-    return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
+    delivered = {silo: one.delivered for silo, one in seen.items()}
+    trained = {silo: one.trained for silo, one in seen.items()}
+    return _of_counts(rounds, first, delivered), _of_counts(rounds, second, trained)
+
+
+def _of_counts(rounds: int, measure: Measure, counts: Mapping[str, Tally]) -> Measured:
+    return Measured(
+        rounds,
+        measure,
+        {silo: own.correct for silo, own in counts.items()},
+        {silo: own.records for silo, own in counts.items()},
+        {silo: own.most_frequent for silo, own in counts.items()},
+        {silo: balanced_accuracy(own.by_class) for silo, own in counts.items()},
+    )
 
 
 class Prefix(Strict):
@@ -140,12 +175,13 @@ NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     rounds: Positive
     measure: Measure
-    silos: Annotated[dict[str, tuple[Count, Positive]], msgspec.Meta(min_length=1)]
+    silos: Annotated[dict[str, tuple[Count, Positive, Positive, Share]], msgspec.Meta(min_length=1)]
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -229,7 +265,8 @@ def to_line(measured: Measured) -> bytes:
 
     Silos in the order of ``records``; the same measure gives the same bytes.
     """
-    silos = {silo: (measured.correct[silo], count) for silo, count in measured.records.items()}
+    by_silo = (measured.correct, measured.records, measured.frequent, measured.recalls)
+    silos: Any = {silo: tuple(values[silo] for values in by_silo) for silo in measured.records}
     return msgspec.json.encode(_Line(measured.rounds, measured.measure, silos)) + b"\n"
 
 
@@ -251,15 +288,15 @@ def _measured(line: bytes, where: str) -> Measured:
         raise LocalError(f"{where}: no measure of a run: {error}; {BEGIN_ANEW}") from error
 
     # history.jsonl is a text that anyone can edit, and a share above one would pass for a result
-    correct: dict[str, int] = {}
-    records: dict[str, int] = {}
-    for silo, (right, count) in found.silos.items():
-        if right > count:
+    for silo, (right, count, frequent, _) in found.silos.items():
+        if max(right, frequent) > count:
             raise LocalError(
-                f"{where}: more records of silo {silo!r} are right than there are; {BEGIN_ANEW}"
+                f"{where}: more records of silo {silo!r} are right, or of one class, than there"
+                f" are; {BEGIN_ANEW}"
             )
-        correct[silo], records[silo] = right, count
-    return Measured(found.rounds, found.measure, correct, records)
+    columns = zip(*found.silos.values(), strict=True)
+    by_silo = (dict(zip(found.silos, column, strict=True)) for column in columns)
+    return Measured(found.rounds, found.measure, *by_silo)
 
 
 def _checked(path: Path, kept: Prefix) -> bytes:

@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias, get_args
 
 from .history import Measure, Measured
 
-Average = Literal["macro", "micro"]  # of the silos' accuracies; over all their records
+# of the silos' accuracies; over all their records; of the silos' balanced accuracies
+Average = Literal["macro", "micro", "balanced"]
 Choice = Literal["last", "best by test", "best by validation"]
 
 # by what a measure's best round is chosen without its test records
@@ -32,6 +33,10 @@ CHOOSER: Mapping[Measure, Measure] = {
 AVERAGES: dict[Average, str] = {
     "macro": "the mean of the silos' accuracies, each silo counting the same",
     "micro": "the share of all these silos' records that are right, each record counting the same",
+    "balanced": (
+        "the mean of the silos' balanced accuracies, which are means of the shares that are right"
+        " of each class the silo has, each class counting the same"
+    ),
 }
 
 Named: TypeAlias = tuple[Measure, Average, Choice]

@@ -30,7 +30,7 @@ class Surveying(Method):
 
     name, version = "surveying", 1
     specs = tuple(TensorSpec(name, "float64", ()) for name in ("one", "two", "all"))
-    sums = Part("sums", Kind.METRIC, Sum("total"), specs)
+    sums = Part("sums", Kind.COUNTS, Sum("total"), specs)
 
     def up(self, round_):
         return (self.sums,)

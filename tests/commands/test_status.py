@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
+from support.counted import counts
 from support.ledgers import (
     first,
     write_control_close,
@@ -208,7 +209,7 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     config = made.silo_config("a")
     assert [(job["done"], job["tested"]) for job in read(config)["jobs"]] == [(0, None)]
     silo.save_round(0, 0, SiloState({}), Contributions({}))
-    silo.add_round(RoundReport(0, 30, 10, 5, 8, 0.5), {})
+    silo.add_round(RoundReport(0, 30, counts(10, 5), counts(10, 8), 0.5), {})
     with locked(made.state("a")):
         found = read(config)
     assert found["running"]
@@ -219,10 +220,13 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     (total,) = found["ledger"]["totals"]
     assert (total["part"], total["bytes"]) == ("(control)", 120)
     silo.save_model(SiloState({}))
-    silo.finish(RoundReport(4, 0, 10, 6, 6, None), {})
+    silo.finish(RoundReport(4, 0, counts(10, 6), counts(10, 6), None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
-    assert " ".join(lines[2].split()) == "first fedavg 4 of 4 finished 6 of 10 right (60.0%)"
+    assert " ".join(lines[2].split()) == (
+        "first fedavg 4 of 4 finished 6 of 10 right"
+        " (60.0%; balanced 60.0%; one class for all 100.0%)"
+    )
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)

@@ -13,8 +13,8 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
 from support.signed_federation import pfedsim, signed_federation
 
-from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.exchange.delivery import KEEP
 from staddle.algorithms.exchange.parts import DTYPES, Mix
 from staddle.coordinator.rounds.events import RoundDeadline, Unkeyed
 from staddle.coordinator.storage import table_seals

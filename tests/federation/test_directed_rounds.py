@@ -12,7 +12,7 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import DirectedSilo, in_turn
 from support.signed_federation import job_document, signed_federation
 
-from staddle.algorithms.delivery import KEEP
+from staddle.algorithms.exchange.delivery import KEEP
 from staddle.proto import federation_pb2 as pb
 from staddle.security.secagg import silo_events as s
 

@@ -4,6 +4,7 @@ Real silo processes.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -59,6 +60,11 @@ async def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
         return await real_accept(run, silo, round_, *rest)
 
     monkeypatch.setattr(daemons.JobRun, "accept", accept)
+    # Whether a silo takes a delivery far from its last model for one that may be made to leak
+    # depends on who is drawn, and so on every key of a job's document.
+    real_text = local_federation.policy_text
+    unchecked = lambda jobs: re.sub("(?m)^max_step = .*$", "", real_text(jobs))
+    monkeypatch.setattr(local_federation, "policy_text", unchecked)
     config = configs.load(running.federation.coordinator_config)
     async with server.running(config) as address:
         running.address = address

@@ -6,12 +6,14 @@ Real processes, real TLS.
 import csv
 import json
 
+import numpy as np
 import pytest
 import safetensors.torch
 from federation.conftest import TIMING
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.evaluation.measures import numbers, of_sums
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
@@ -45,6 +47,37 @@ def staddle(start):
     return begin
 
 
+def check_tables(running, call, tmp_path):
+    """What job "two" counts: the simulation's sums, and the same words everywhere."""
+    metrics = same_as_simulated(running, "two").metrics
+    shown = json.loads(call("show", "two", "--json"))["rounds"]
+    assert shown[-1]["metrics"] == {name: value.tolist() for name, value in metrics[-1].items()}
+    assert np.shape(shown[-1]["metrics"]["confusion.trained"]) == (10, 10)
+    assert np.shape(shown[-1]["metrics"]["scores.trained"]) == (10, 2, 8)
+    assert "confusion.trained" not in shown[0]["metrics"]  # tables of the newest round alone
+    said = of_sums(shown[-1]["metrics"])
+    assert shown[-1]["measures"] == numbers(said)
+    assert shown[0]["measures"].keys() == shown[-1]["measures"].keys()
+    lines = call("show", "two").splitlines()
+    balanced = f"balanced {said['trained']['balanced_accuracy']:.1%}, AUROC "
+    assert [line for line in lines if line.startswith("round 1: ") and balanced in line]
+    rows = [line for line in lines if line.startswith("│ 9 ")]
+    assert f"{said['trained']['classes'][9]['records']:,}" in rows[0].split()
+    arguments = ["job", "results", "two", "--config", str(running.federation.coordinator_config)]
+    assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "two")]).exit_code == 0
+    with (tmp_path / "two" / "rounds.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["majority.trained"]) for row in table] == [
+        closed["measures"]["majority.trained"] for closed in shown
+    ]
+    kept = json.loads((tmp_path / "two" / "job.json").read_text())["rounds"]
+    assert kept[0]["metrics"] == {name: value.tolist() for name, value in metrics[0].items()}
+    report = json.loads((running.job_folder(running.jobs[1], "north") / "report.json").read_text())
+    final = report["final"]["trained"]
+    assert np.array(final["confusion"]).sum() == report["final"]["tested"]
+    assert final["measures"]["balanced_accuracy"] == report["final"]["balanced_trained"]
+
+
 def signed(running, name):
     return running.federation.folder / "jobs" / f"{name}.json"
 
@@ -57,7 +90,10 @@ def same_as_simulated(running, name):
 
 
 def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path):
-    running, _, call = staddle(document("one", SILOS), document("two", SILOS, "fedper"))
+    tables = {"confusion": True, "score_bins": 8}
+    running, _, call = staddle(
+        document("one", SILOS), document("two", SILOS, "fedper", metrics=tables)
+    )
     assert call("list") == "no jobs\n"
     assert "one" in call("submit", signed(running, "one"))
     assert "two" in call("submit", signed(running, "two"))
@@ -66,9 +102,7 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
         running.start_silo(silo)
     watched = call("watch", "one").splitlines()
     assert "completed" in watched[-1]
-    assert [
-        line for line in watched if line.startswith("round 1 closed: north, east, south: correct.")
-    ]
+    assert [line for line in watched if line.startswith("round 1 closed: north, east, south: ")]
     assert json.loads(call("watch", "two", "--json").splitlines()[-1])["outcome"] == "completed"
     assert [job["job"] for job in json.loads(call("list", "--json"))] == ["one", "two"]
     shown = json.loads(call("show", "one", "--json"))
@@ -88,6 +122,7 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     assert model.keys() == {
         f"{part}.{name}" for part, values in kept.parts.items() for name in values
     }
+    check_tables(running, call, tmp_path)
     with pytest.raises(RefusedError, match="no job 'nosuch'"):
         call("stop", "nosuch")
     arguments[2] = "nosuch"

@@ -100,7 +100,15 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
     target = round(cost(events, 1e-5) + 0.001, 3)
     crash = running.job(private(document, "crash", "fedavg", target, rounds=ROUNDS))
     blind = running.job(
-        private(document, "blind", "fedper", target, min_cohort=3, security=SECURITY)
+        private(
+            document,
+            "blind",
+            "fedper",
+            target,
+            min_cohort=3,
+            security=SECURITY,
+            metrics={"confusion": True, "score_bins": 8},
+        )
     )
     over = running.job(private(document, "over", "fedavg", target, rounds=1))
     coordinator = running.start_coordinator(**TIMING)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.counted import counts
 from support.private_jobs import opened, policy_for, private_job
 from support.recording_gate import World
 
@@ -40,7 +41,7 @@ DIGEST = "9f" * 32
 
 def report():
     return RoundReport(
-        round=0, samples=90, tested=10, correct_delivered=8, correct_trained=9, loss=0.25
+        round=0, samples=90, delivered=counts(10, 8), trained=counts(10, 9), loss=0.25
     )
 
 

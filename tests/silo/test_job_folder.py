@@ -4,6 +4,7 @@ from hashlib import sha256
 
 import pytest
 import torch
+from support.counted import counts
 from support.refusals import refused
 
 from staddle.algorithms.course import SiloState
@@ -34,7 +35,7 @@ def same(first, second):
 
 
 def report(round_, loss=0.5):
-    return RoundReport(round_, 30, 10, 3, 4, loss)
+    return RoundReport(round_, 30, counts(10, 3), counts(10, 4), loss)
 
 
 @pytest.fixture
@@ -265,8 +266,10 @@ def test_rounds_add_up_in_the_report(folder):
         folder.add_round(report(round_), facts)
     found = folder.report()
     assert [entry["round"] for entry in found["rounds"]] == [0, 2, 3]
-    counts = {"samples": 30, "tested": 10, "correct_delivered": 3, "correct_trained": 4}
-    assert found["rounds"][0] == {"round": 0, **counts, "loss": 0.5}
+    sizes = {"samples": 30, "tested": 10, "most_frequent": 10}
+    right = {"correct_delivered": 3, "correct_trained": 4}
+    balanced = {"balanced_delivered": 0.3, "balanced_trained": 0.4}  # all are of one class
+    assert found["rounds"][0] == {"round": 0, **sizes, **right, **balanced, "loss": 0.5}
     assert (found["silo"], found["classes"], found["final"]) == ("a", [3, 4], None)
 
 

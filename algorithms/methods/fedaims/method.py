@@ -94,7 +94,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from ....errors import LocalError, PeerError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
-from ...delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
+from ...exchange.delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
 from ...exchange.parts import DTYPES, Contribution, Gram, Kind, Part, Sum, Tensors, TensorSpec
 from ...method import Method, Setting, specs_of_parameters
 from ...models.build import fill

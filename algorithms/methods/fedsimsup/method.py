@@ -93,7 +93,7 @@ from torch import Tensor, nn
 from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
-from ...delivery import (
+from ...exchange.delivery import (
     KEEP,
     Combined,
     CoordinatorState,

@@ -84,7 +84,7 @@ from torch import Tensor, nn
 from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Facts, SiloState, Stage
-from ...delivery import Combined, CoordinatorState, Results
+from ...exchange.delivery import Combined, CoordinatorState, Results
 from ...exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from ...method import Method, Setting
 from ..common.heterogeneous import Extractors, check_extractors, dealt

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....errors import LocalError
 from ...course import SiloState
-from ...delivery import CoordinatorState
+from ...exchange.delivery import CoordinatorState
 
 CELL = 16  # pixels
 WHITE, DARK = np.array([255.0, 255.0, 255.0]), np.array([8.0, 29.0, 88.0])  # colours of 0 and 1

@@ -83,7 +83,7 @@ from torch import Tensor, nn
 from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Optimiser, Parts, SiloState, Stage
-from ...delivery import Combined, CoordinatorState, Results
+from ...exchange.delivery import Combined, CoordinatorState, Results
 from ...exchange.parts import Contribution, Each, Kind, Part, Sum, Tensors, TensorSpec
 from ...method import Method, Setting
 from ...numerics.streams import stream, uniform

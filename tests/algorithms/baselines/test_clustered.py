@@ -8,8 +8,8 @@ from support.whole_jobs import check_tensors
 from staddle.algorithms.baselines.clustered import bipartition
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.delivery import Row
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.delivery import Row
 from staddle.algorithms.exchange.parts import Gram, Mix
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round

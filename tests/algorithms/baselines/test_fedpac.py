@@ -8,8 +8,8 @@ from support.whole_jobs import check_states
 
 from staddle.algorithms import catalog
 from staddle.algorithms.course import Facts, SiloState, Survey
-from staddle.algorithms.delivery import Row
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.delivery import Row
 from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.local import Local

@@ -3,8 +3,8 @@ import torch
 from support.refusals import refused
 
 from staddle.algorithms.course import Facts
-from staddle.algorithms.delivery import KEEP, Combined, Latest, Post, Row, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver, in_job_order
+from staddle.algorithms.exchange.delivery import KEEP, Combined, Latest, Post, Row, Value
 from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.algorithms.exchange.plain import PLAIN, PlainExchange
 from staddle.algorithms.method import initial_state

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.counted import counts
 from support.meta_device import OneDevice
 from support.op_tape import Recorder, waits
 from support.refusals import refused
@@ -488,12 +489,12 @@ def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
             assert there.losses.is_meta
         return Trained(torch.zeros(max(map(len, pieces)), silos.count), None)
 
-    def looked(method, silos, places):
+    def looked(method, silos, places, counting):
         if not any(silos.modules is own for own in evaluated):
             evaluated.append(silos.modules)
             with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
-                evaluate(method, on_meta(silos), places)
-        return [0] * silos.count
+                evaluate(method, on_meta(silos), places, counting)
+        return [counts(1, 1)] * silos.count
 
     monkeypatch.setattr(vmap_engine, "train", trained)
     monkeypatch.setattr(vmap_engine, "evaluate", looked)

@@ -8,8 +8,11 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import vmap_evaluation
 from staddle.algorithms.engines.vmap_evaluation import evaluate, measure, saved_bytes
 from staddle.algorithms.engines.vmap_training import Silos, couples
+from staddle.algorithms.evaluation import counting
 from staddle.algorithms.training.loop import evaluate as evaluate_one
 from staddle.algorithms.training.loop import measure as measure_one
+
+COUNTING = counting.Counting(3, confusion=True, bins=8)
 
 
 class Counting:
@@ -61,7 +64,7 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     found = zip(
         ranges,
         models,
-        evaluate(method, silos, ranges),
+        evaluate(method, silos, ranges, COUNTING),
         measure(method.measure, silos, ranges),
         measure(method.rows, silos, ranges, rows=True),
         strict=True,
@@ -69,7 +72,8 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     assert couples(template) is not tracked
     for own, model, right, sums, rows in found:
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
-        assert right == evaluate_one(method, model, data)
+        assert right == evaluate_one(method, model, data, COUNTING)
+        assert right.records == right.confusion.sum() == right.scores[0].sum() == len(own)
         assert sums["count"] == len(own)
         assert sums["labels"] == data.y.sum()
         alone = measure_one(method.rows, model, data, rows=True)

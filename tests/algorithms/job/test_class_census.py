@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 from staddle.algorithms.course import Facts
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.delivery import Latest
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.delivery import Latest
 from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.class_census import (

@@ -11,11 +11,11 @@ from support.rounds_by_hand import closed, collected
 from support.whole_jobs import check_tensors
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.delivery import Latest, Row
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.exchange.delivery import Latest, Row
 from staddle.algorithms.exchange.parts import Gram, Mix, Sum
 from staddle.algorithms.exchange.plain import PLAIN, PlainExchange
 from staddle.algorithms.method import initial_state

@@ -19,7 +19,7 @@ from staddle.algorithms.course import Effort, Stage
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import Contribution
+from staddle.algorithms.exchange.parts import Contribution, Kind
 from staddle.algorithms.job.privacy import round_spends
 from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.leaks.taint import EXACT, PUBLIC, paid, taints_to_text, worst
@@ -644,7 +644,7 @@ def test_test_records_are_classified_in_calls_of_one_size(make_private, make_dat
     outcome = one_round(job, method, test=tests)
     assert sizes == {16}
     modules = rounds.to_modules(method, "a", outcome.state)
-    assert outcome.report.correct_trained == evaluate(method, modules, tests)
+    assert outcome.report.correct_trained == evaluate(method, modules, tests, job.counting).correct
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -691,6 +691,32 @@ def test_noisy_metrics_are_counts_still(make_private):
         seen.append(int(counts["tested"]))
     assert 0 in seen
     assert max(seen) > 4
+
+
+def test_each_count_has_noise_for_all_that_one_record_changes(make_private):
+    """Every draw is 1, so the noise is its standard deviation: 4 · √(3 + 2 + 2 · 3)."""
+    tables = {"confusion": True, "score_bins": 5}
+    job = make_private("local", {}, {"metrics_sigma": 4.0}, metrics=tables)
+    made = one_round(job, private=silo_of(job, Still(1.0)), test=9)
+    exact = made.report.trained
+    noise = 4.0 * math.sqrt(3 + 2 + 2 * 3)
+    tested = round(9 + noise)
+    assert int(made.contributions["metrics"].tensors["tested"]) == tested
+    for name in ("confusion", "scores"):
+        found = made.contributions[name].tensors["trained"].numpy()
+        assert (found == np.minimum(np.round(exact.tables[name] + noise), tested)).all()
+        assert set(made.taints[name].values()) == set(made.taints["metrics"].values())
+    assert made.taints["confusion"].keys() == {"delivered", "trained"}
+    kept = make_private("local", {}, {}, metrics=tables)
+    quiet = one_round(kept, private=silo_of(kept, Still(1.0)), test=9).contributions
+    assert not any(
+        count.any() for name in tables_of(kept) for count in quiet[name].tensors.values()
+    )
+
+
+def tables_of(job):
+    """The names of a job's parts of test counts."""
+    return [part.name for part in job.up(0) if part.kind is Kind.METRIC]
 
 
 def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):

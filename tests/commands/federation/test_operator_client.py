@@ -156,7 +156,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
     watched = world.call("watch", "one").splitlines()
-    sums = "north, east: correct.delivered 6, correct.trained 6, tested 6"
+    sums = "north, east: 6 test records; as delivered 100.0% right; as trained 100.0% right"
     assert watched == [
         "round 0 closed: north, east: the silos keep their test counts to themselves",
         f"round 1 closed: {sums}",
@@ -181,8 +181,10 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     assert tables[0] == tables[1]
     assert [row["members"] for row in tables[0]] == ["north east"] * 2
     counts = ["correct.delivered", "correct.trained", "tested"]
-    assert list(tables[0][0]) == ["round", "members", *counts]
-    sums = [{name: int(row[name]) for name in list(row)[2:]} for row in tables[0]]
+    measures = ["accuracy.delivered", "accuracy.trained"]
+    assert list(tables[0][0]) == ["round", "members", *counts, *measures]
+    assert [row["accuracy.trained"] for row in tables[0]] == ["", "1.0"]
+    sums = [{name: int(row[name]) for name in counts} for row in tables[0]]
     assert sums == [closed["metrics"] for closed in shown(world)["rounds"]]
     documents = [json.loads((folder / "job.json").read_text()) for folder in both]
     assert [[c["round"] for c in d["rounds"]] for d in documents] == [[0, 1]] * 2
@@ -397,10 +399,17 @@ def test_reading_results_changes_nothing_in_the_database(world):
 
 def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     rounds = [
-        {"round": 0, "members": ["b", "a"], "metrics": {}},
-        {"round": 1, "members": ["a"], "metrics": {"tested": 3, "correct": 2}},
+        {"round": 0, "members": ["b", "a"], "metrics": {}, "measures": {}},
+        {
+            "round": 1,
+            "members": ["a"],
+            "metrics": {"tested": 3, "correct.trained": 2, "confusion.trained": [[1, 0], [1, 1]]},
+            "measures": {"accuracy.trained": 0.5},
+        },
     ]
-    assert results.to_csv(rounds) == "round,members,correct,tested\n0,b a,,\n1,a,2,3\n"
+    assert results.to_csv(rounds) == (
+        "round,members,correct.trained,tested,accuracy.trained\n0,b a,,,\n1,a,2,3,0.5\n"
+    )
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
     why = "cannot write it: No such file or directory; a round may just have closed"

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from support.directed_rows import AWAY, FIVE, Directed, own_frame
 from support.jobs import make_job
 
-from staddle.algorithms.delivery import Latest, Mail, Post
+from staddle.algorithms.exchange.delivery import Latest, Mail, Post
 from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.coordinator.blind import directed_rows as d

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from support.refusals import refused
 
-from staddle.algorithms.delivery import Post
+from staddle.algorithms.exchange.delivery import Post
 from staddle.algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, TensorSpec
 from staddle.coordinator.storage import spool, store
 from staddle.coordinator.storage.spool import MARGIN_BYTES, Spool, SpooledUpload

@@ -243,7 +243,9 @@ def test_the_metrics_of_a_round_turn_the_rotation_to_the_next():
     for round_ in range(3):
         found = exchanges.collect(rows, FIVE, read)["gram"]
         assert torch.equal(found, compared(rows, FIVE, read, KEY, DIGEST, round_))
-        assert exchanges.collect(counts, FIVE, lambda *_: torch.tensor(2))["n"] == 10
+        for name in ("confusion", "metrics"):
+            part = replace(counts, name=name)
+            assert exchanges.collect(part, FIVE, lambda *_: torch.tensor(2))["n"] == 10
 
 
 def test_quantised_mixes_what_it_collected():

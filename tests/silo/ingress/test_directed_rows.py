@@ -21,7 +21,7 @@ from support.keyed_jobs import (
 )
 from support.ledgers import stored
 
-from staddle.algorithms.delivery import KEEP
+from staddle.algorithms.exchange.delivery import KEEP
 from staddle.algorithms.exchange.parts import integer_weights
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT

@@ -7,7 +7,7 @@ import torch
 from support.keyed_jobs import KEY, SILOS, WHOLE, Coordinator, even, keys_of, make_keyed, sharing_of
 from support.ledgers import stored
 
-from staddle.algorithms.delivery import KEEP
+from staddle.algorithms.exchange.delivery import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.files import checked_file
 from staddle.proto import stream

@@ -1,4 +1,5 @@
 import math
+import re
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -7,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staddle.algorithms.evaluation.counting import Counting
 from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, upload_items
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
+from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
@@ -16,6 +19,7 @@ from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Bounds, group
 from staddle.security.policy.release import Release
+from staddle.silo.parts.declared import RecordCount
 from staddle.silo.parts.releases import (
     bytes_by_kind,
     masked_releases,
@@ -26,7 +30,7 @@ from staddle.silo.parts.releases import (
     rotated_releases,
     upload_releases,
 )
-from staddle.silo.parts.tensors import Buffer, exactly, norms, unpack
+from staddle.silo.parts.tensors import Buffer, exactly, miscounted, norms, unpack
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),
@@ -100,6 +104,51 @@ def test_a_part_too_many_or_too_few_or_with_anothers_tensor_is_refused():
     given = payload(w=None)
     with pytest.raises(LocalError, match="metrics/w is not in"):
         exactly(ITEMS, {**given, "metrics": {**given["metrics"], "w": torch.zeros(2, 2)}})
+
+
+# Counts.
+COUNTING = Counting(2, confusion=True, bins=3)
+RIGHT = {
+    ("metrics", "correct.delivered"): 2,
+    ("metrics", "correct.trained"): 3,
+    ("metrics", "tested"): 4,
+    ("confusion", "delivered"): [[1, 1], [1, 1]],
+    ("confusion", "trained"): [[2, 0], [1, 1]],
+    ("scores", "delivered"): [[[2, 0, 0], [0, 0, 2]]],
+    ("scores", "trained"): [[[0, 2, 0], [1, 1, 0]]],
+}
+
+
+def faults(changes, records):
+    parts = (*COUNTING.parts(), METRICS)
+    items = [Item(part.name, part.kind, spec) for part in parts for spec in part.tensors]
+    counts = RIGHT | changes
+    values = [torch.tensor(counts[item.part, item.spec.name]) for item in items]
+    return miscounted(items, values, records)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "why"),
+    [
+        (("confusion", "trained"), [[2, 0], [1, 2]], "does not count each of 4 test records once"),
+        (("confusion", "trained"), [[2, 1], [1, 0]], "has 2 on its diagonal, 3 records are right"),
+        (("confusion", "delivered"), [[3, 0], [0, 1]], "has 4 on its diagonal, 2 records are r"),
+        (("confusion", "trained"), [[4, -1], [2, -1]], "is -1, of 4 that were tested"),
+        (("scores", "trained"), [[[0, 2, 0], [1, 2, 0]]], "does not count each of 4 test records"),
+        (("scores", "delivered"), [[[5, -1, 0], [0, 0, 0]]], "is 5, of 4 that were tested|is -1"),
+    ],
+)
+def test_tables_of_test_counts_add_up(name, table, why):
+    assert faults({}, RecordCount(9, 4)) == ""
+    found = faults({name: table}, RecordCount(9, 4))
+    assert found.startswith("/".join(name))
+    assert re.search(why, found)
+
+
+def test_noisy_tables_need_not_add_up_and_are_bounded_all_the_same():
+    assert faults({("confusion", "trained"): [[4, 4], [0, 1]]}, None) == ""
+    assert "is 5, of 4" in faults({("confusion", "trained"): [[5, 4], [0, 1]]}, None)
+    assert "is -2, of 4" in faults({("scores", "trained"): [[[0, -2, 0], [1, 1, 0]]]}, None)
 
 
 # Norms.

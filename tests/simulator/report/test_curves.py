@@ -1,17 +1,17 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
+from support.counted import of_counts
 from support.pictures import has_colour, pixels, whole
 from support.refusals import refused
 
 from staddle.simulator.report.curves import curve, curves, last, spread
 from staddle.simulator.report.style import COLOURS, styles_of, within
-from staddle.simulator.run.history import Measured
 
 
 def measured(rounds, *correct, measure="all/trained", records=10):
     silos = [f"s{number}" for number in range(len(correct))]
-    return Measured(
+    return of_counts(
         rounds, measure, dict(zip(silos, correct, strict=True)), dict.fromkeys(silos, records)
     )
 
@@ -31,7 +31,7 @@ def test_a_curve_goes_over_the_rounds_that_all_seeds_have():
     assert np.allclose(found.mean, [0.5, 0.55])
     assert np.allclose(found.low, [0.3, 0.5])
     assert np.allclose(found.high, [0.7, 0.6])
-    uneven = Measured(1, "all/trained", {"a": 1, "b": 90}, {"a": 1, "b": 100})
+    uneven = of_counts(1, "all/trained", {"a": 1, "b": 90}, {"a": 1, "b": 100})
     assert np.allclose(curve({1: [uneven]}, "all/trained", "micro").mean, 91 / 101)
     assert curve({1: ONE, 2: OTHER}, "all/aggregated").rounds == ()
 

@@ -1,9 +1,9 @@
 import pytest
+from support.counted import of_counts
 
 from staddle.simulator.report.silo_spread import Against, against, kept, spectrum
-from staddle.simulator.run.history import Measured
 
-MANY = Measured(
+MANY = of_counts(
     1, "all/trained", {str(n): n for n in range(11)}, dict.fromkeys(map(str, range(11)), 10)
 )
 
@@ -14,20 +14,20 @@ def test_a_spectrum_by_hand():
     assert found.worst_tenth == pytest.approx(0.05)
     assert found.best_tenth == pytest.approx(0.95)
     assert found.spread == pytest.approx(0.1**0.5)
-    alone = spectrum(Measured(1, "all/trained", {"a": 3}, {"a": 4}))
+    alone = spectrum(of_counts(1, "all/trained", {"a": 3}, {"a": 4}))
     assert alone.least == alone.worst_tenth == alone.best_tenth == 0.75
 
 
 def test_silos_against_themselves_under_another_method():
-    other = Measured(1, "all/trained", {**MANY.correct, "0": 1, "1": 2, "9": 8}, MANY.records)
+    other = of_counts(1, "all/trained", {**MANY.correct, "0": 1, "1": 2, "9": 8}, MANY.records)
     assert against(MANY, other) == Against(better=1, equal=8, worse=2)
 
 
 def test_a_silo_that_never_trained_keeps_what_was_delivered():
     records = {"a": 10, "b": 10}
-    delivered = Measured(4, "all/aggregated", {"a": 5, "b": 6}, records)
-    own = Measured(4, "all/trained", {"a": 7, "b": 1}, records)
-    history = [Measured(2, "all/trained", {"a": 9, "b": 9}, records), delivered, own]
+    delivered = of_counts(4, "all/aggregated", {"a": 5, "b": 6}, records)
+    own = of_counts(4, "all/trained", {"a": 7, "b": 1}, records)
+    history = [of_counts(2, "all/trained", {"a": 9, "b": 9}, records), delivered, own]
     assert kept(history, "delivered", {"a"}).correct == {"a": 5, "b": 6}
     assert kept(history, "trained", {"a"}).correct == {"a": 7, "b": 6}
     assert kept(history, "trained", {"a", "b"}) == own

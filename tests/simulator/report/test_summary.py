@@ -5,13 +5,13 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 import torch
+from support.counted import of_counts
 from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run
 
 from staddle.algorithms.partition.file import PartitionFile
 from staddle.simulator.report.finished_runs import Recorded
 from staddle.simulator.report.summary import Link, check_comparable, drawn, summary
-from staddle.simulator.run.history import Measured
 from staddle.simulator.run.manifest import identity
 
 POPULATION = make_population()
@@ -25,7 +25,7 @@ PARTITION = PartitionFile.model_construct(
 
 
 def measured(rounds, measure, *correct):
-    return Measured(rounds, measure, dict(zip(RECORDS, correct, strict=True)), RECORDS)
+    return of_counts(rounds, measure, dict(zip(RECORDS, correct, strict=True)), RECORDS)
 
 
 def recorded(label, seed, history, method="fedavg", seconds=None, **fields):
@@ -114,22 +114,25 @@ def test_what_rounds_and_rates_depend_on_is_told():
 
 def test_the_last_scores_over_seeds_of_measures_that_are_defined():
     cells = row(TEXT, "### Last", "fedavg")
-    assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "22.50 ± 3.54", "25.00 ± 7.07"]
-    assert row(TEXT, "### Last", "local")[:4] == ["50.00 ± 0.00"] * 4
+    aggregated = ["57.50 ± 7.07", "65.00 ± 14.14", "57.50 ± 7.07"]  # records of one class
+    assert cells[:6] == [*aggregated, "22.50 ± 3.54", "25.00 ± 7.07", "22.50 ± 3.54"]
+    assert row(TEXT, "### Last", "local")[:6] == ["50.00 ± 0.00"] * 6
     # the second seed has none
     assert "selected" not in TEXT.split("### Last", 1)[1].split("###", 1)[0]
     meaning = TEXT.split("## What the numbers mean")[1]
     for measure in ("all/aggregated", "all/trained", "selected/before", "selected/after"):
         assert f"**{measure}**" in meaning
-    for word in ("macro", "micro", "spread"):
+    for word in ("macro", "micro", "balanced", "spread"):
         assert f"**{word}**" in meaning
 
 
 def test_the_best_by_test_and_by_validation_of_one_seed():
     text = summary(groups(recorded("fedavg", 1, FIRST)))
-    assert row(text, "### Last", "fedavg") == ["62.50", "75.00", "25.00", "30.00", "8.33", "6.67"]
-    assert row(text, "### Best by test", "fedavg")[:4] == ["90.00", "90.00", "25.00", "30.00"]
-    assert row(text, "### Best by validation", "fedavg") == ["10.00", "10.00"]  # after two rounds
+    last = ["62.50", "75.00", "62.50", "25.00", "30.00", "25.00", "8.33", "6.67", "8.33"]
+    assert row(text, "### Last", "fedavg") == last
+    best = ["90.00", "90.00", "90.00", "25.00", "30.00", "25.00"]
+    assert row(text, "### Best by test", "fedavg")[:6] == best
+    assert row(text, "### Best by validation", "fedavg") == ["10.00"] * 3  # after two rounds
     alone = summary(groups(recorded("local", 1, LOCAL, "local")))
     assert "better" not in (text + alone).lower()
     assert "±" not in text.split("## What the numbers mean")[0]
@@ -137,8 +140,12 @@ def test_the_best_by_test_and_by_validation_of_one_seed():
 
 def test_the_weakest_and_who_does_better_than_alone():
     cells = row(TEXT, "### The model that each silo keeps", "fedavg")
-    assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "40.00 ± 0.00", "40.00 ± 0.00"]
-    assert cells[4:7] == ["55.00 ± 0.00", "80.00 ± 28.28", "80.00 ± 28.28"]
+    assert cells[:3] == ["57.50 ± 7.07", "65.00 ± 14.14", "57.50 ± 7.07"]
+    assert cells[3:5] == ["40.00 ± 0.00"] * 2
+    assert cells[5:8] == ["55.00 ± 0.00", "80.00 ± 28.28", "80.00 ± 28.28"]
+    # each silo's records are of one class
+    majority = row(TEXT, "### The model that each silo keeps", "*always the most frequent class*")
+    assert majority == [*["100.00"] * 2, "–", *["100.00"] * 5, "0.00", *["–"] * 3]
     assert cells[-3:] == ["2", "1", "1"]  # of the one seed that both have
     assert row(TEXT, "### The model that each silo keeps", "local")[-3:] == ["–"] * 3
     assert row(TEXT, "(all/trained)\n", "fedavg")[-3:] == ["0", "0", "4"]

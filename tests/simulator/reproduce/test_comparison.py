@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from support.counted import of_counts
 
 from staddle.simulator.reproduce.comparison import (
     HEADINGS,
@@ -18,7 +19,6 @@ from staddle.simulator.reproduce.comparison import (
     within,
 )
 from staddle.simulator.reproduce.published import parse
-from staddle.simulator.run.history import Measured
 
 TABLE = b"""\
 citation = "A & B"
@@ -78,9 +78,9 @@ def run(label, rights):
     """A finished run whose last look saw so many records right, silo by silo."""
     correct = dict(zip(SILOS, rights, strict=True))
     history = (
-        Measured(4, "all/trained", dict.fromkeys(SILOS, 0), SILOS),
-        Measured(5, "selected/after", {"sketch-0": 60}, {"sketch-0": 60}),
-        Measured(5, "all/trained", correct, SILOS),
+        of_counts(4, "all/trained", dict.fromkeys(SILOS, 0), SILOS),
+        of_counts(5, "selected/after", {"sketch-0": 60}, {"sketch-0": 60}),
+        of_counts(5, "all/trained", correct, SILOS),
     )
     identity = SimpleNamespace(job={})
     return SimpleNamespace(

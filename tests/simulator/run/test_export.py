@@ -5,13 +5,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from support.counted import of_counts
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
 from staddle.simulator.run.export import model_file, rounds_csv, silos_csv, write
-from staddle.simulator.run.history import Measured
 from staddle.simulator.run.manifest import SiloRecords
 
 SILOS = (
@@ -19,10 +19,10 @@ SILOS = (
     SiloRecords(name="a", train=7, test=2, validation=None),
 )
 HISTORY = (
-    Measured(1, "selected/after", {"a": 1}, {"a": 2}),
-    Measured(1, "all/trained", {"b": 4, "a": 2}, {"b": 4, "a": 2}),
-    Measured(2, "all/trained", {"b": 3, "a": 1}, {"b": 4, "a": 2}),
-    Measured(2, "validation/trained", {"b": 1, "a": 1}, {"b": 1, "a": 3}),
+    of_counts(1, "selected/after", {"a": 1}, {"a": 2}),
+    of_counts(1, "all/trained", {"b": 4, "a": 2}, {"b": 4, "a": 2}),
+    of_counts(2, "all/trained", {"b": 3, "a": 1}, {"b": 4, "a": 2}),
+    of_counts(2, "validation/trained", {"b": 1, "a": 1}, {"b": 1, "a": 3}),
 )
 MODELS = {
     "b": SiloState({"classifier": {"w": torch.ones(2)}}, {"n": torch.tensor(3)}),
@@ -32,12 +32,14 @@ MODELS = {
 
 def test_rounds_as_a_table_whose_numbers_lose_no_digit():
     lines = rounds_csv(HISTORY).splitlines()
-    assert lines[0] == "rounds,measure,silos,records,macro,micro,spread,least,most"
-    assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.0,0.5,0.5"
-    assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.125,0.5,0.75"
+    assert lines[0] == (
+        "rounds,measure,silos,records,macro,micro,balanced,majority,spread,least,most"
+    )
+    assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.5,1.0,0.0,0.5,0.5"
+    assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.625,1.0,0.125,0.5,0.75"
     assert len(lines) == 5
     (row,) = csv.DictReader(
-        io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})]))
+        io.StringIO(rounds_csv([of_counts(1, "all/trained", {"a": 1}, {"a": 3})]))
     )
     assert float(row["micro"]) == 1 / 3
 
@@ -45,13 +47,14 @@ def test_rounds_as_a_table_whose_numbers_lose_no_digit():
 def test_silos_as_a_table_of_the_last_look():
     rows = list(csv.reader(io.StringIO(silos_csv(SILOS, HISTORY))))
     assert rows == [
-        ["silo", "training", "measure", "correct", "records", "accuracy"],
-        ["b", "30", "all/trained", "3", "4", "0.75"],
-        ["b", "30", "validation/trained", "1", "1", "1.0"],
-        ["a", "7", "all/trained", "1", "2", "0.5"],
-        ["a", "7", "validation/trained", "1", "3", str(1 / 3)],
+        ["silo", "training", "measure", "correct", "records", "accuracy", "balanced", "majority"],
+        ["b", "30", "all/trained", "3", "4", "0.75", "0.75", "1.0"],
+        ["b", "30", "validation/trained", "1", "1", "1.0", "1.0", "1.0"],
+        ["a", "7", "all/trained", "1", "2", "0.5", "0.5", "1.0"],
+        ["a", "7", "validation/trained", "1", "3", str(1 / 3), str(1 / 3), "1.0"],
     ]
-    assert silos_csv(SILOS, HISTORY[:1]) == "silo,training,measure,correct,records,accuracy\n"
+    (header,) = silos_csv(SILOS, HISTORY[:1]).splitlines()
+    assert header.split(",") == rows[0]
 
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from faults import disk
 from faults.disk import Calls, failing, killed
+from support.counted import of_counts
 from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, conduct, make_population, make_run, results
 from support.snapshots import story, told
@@ -21,7 +22,6 @@ from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import UnwritableError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run.folder import folder_of, opened
-from staddle.simulator.run.history import Measured
 
 POPULATION = make_population()
 RUN = make_run()
@@ -198,7 +198,7 @@ STORY = {snapshot.round: snapshot for snapshot in story(LIFE.job.length)}
 
 
 def measures(rounds):
-    return [Measured(rounds, "selected/after", {"a": rounds}, {"a": 99})]
+    return [of_counts(rounds, "selected/after", {"a": rounds}, {"a": 99})]
 
 
 def live(out, promise):
@@ -217,7 +217,7 @@ def live(out, promise):
             folder.save_snapshot(STORY[at])
             promise(at)
         counts = dict.fromkeys(LIFE.job.silos, 1)
-        folder.finish([Measured(at, "all/aggregated", counts, counts)], STORY[at].states, {})
+        folder.finish([of_counts(at, "all/aggregated", counts, counts)], STORY[at].states, {})
 
 
 def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypatch):

@@ -3,47 +3,57 @@
 from math import sqrt
 
 import pytest
+from support.counted import counts, of_counts
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.training.silo_round import Evaluation, RoundReport, Seen
-from staddle.simulator.run.history import Measured, of_look, of_round
+from staddle.simulator.run.history import of_look, of_round
 
 STATE = SiloState({})
 
 
 def test_each_average_counts_what_it_says_in_order_and_one_silo_has_no_spread():
-    measured = Measured(3, "all/trained", {"a": 1, "b": 9, "c": 10}, {"a": 2, "b": 10, "c": 40})
+    measured = of_counts(3, "all/trained", {"a": 1, "b": 9, "c": 10}, {"a": 2, "b": 10, "c": 40})
     assert measured.accuracies.tolist() == [0.5, 0.9, 0.25]
     assert (measured.macro, measured.micro) == (pytest.approx(1.65 / 3), 20 / 52)
     # of a population
     assert measured.spread == pytest.approx(sqrt((0.05**2 + 0.35**2 + 0.30**2) / 3))
-    found = Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist()
+    found = of_counts(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist()
     assert found == [0, 1]
-    measured = Measured(1, "all/trained", {"a": 1}, {"a": 3})
+    measured = of_counts(1, "all/trained", {"a": 1}, {"a": 3})
     assert (measured.spread, measured.macro, measured.micro) == (0, 1 / 3, 1 / 3)
 
 
 def test_a_round_measures_its_cohort_and_validation_where_every_silo_has_records():
-    reports = {"b": RoundReport(4, 30, 10, 6, 8, 0.5), "a": RoundReport(4, 20, 5, 0, 5, None)}
+    reports = {
+        "b": RoundReport(4, 30, counts(10, 6), counts(10, 8), 0.5),
+        "a": RoundReport(4, 20, counts(5, 0), counts(5, 5), None),
+    }
     before, after = of_round(4, reports)
-    assert before == Measured(4, "selected/before", {"b": 6, "a": 0}, {"b": 10, "a": 5})
-    assert after == Measured(4, "selected/after", {"b": 8, "a": 5}, {"b": 10, "a": 5})
+    assert before == of_counts(4, "selected/before", {"b": 6, "a": 0}, {"b": 10, "a": 5})
+    assert after == of_counts(4, "selected/after", {"b": 8, "a": 5}, {"b": 10, "a": 5})
     assert (before.macro, before.micro) == (0.3, 0.4)
     looks = {
-        "a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)),
-        "b": Evaluation(STATE, Seen(20, 7, 8)),
+        "a": Evaluation(
+            STATE, Seen(counts(10, 1), counts(10, 2)), Seen(counts(5, 3), counts(5, 4))
+        ),
+        "b": Evaluation(STATE, Seen(counts(20, 7), counts(20, 8))),
     }
     assert [measured.measure for measured in of_look(2, looks)] == ["all/aggregated", "all/trained"]
 
 
 def test_a_look_measures_all_silos_on_each_side():
     looks = {
-        "a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)),
-        "b": Evaluation(STATE, Seen(20, 7, 8), Seen(6, 5, 6)),
+        "a": Evaluation(
+            STATE, Seen(counts(10, 1), counts(10, 2)), Seen(counts(5, 3), counts(5, 4))
+        ),
+        "b": Evaluation(
+            STATE, Seen(counts(20, 7), counts(20, 8)), Seen(counts(6, 5), counts(6, 6))
+        ),
     }
     assert of_look(2, looks) == (
-        Measured(2, "all/aggregated", {"a": 1, "b": 7}, {"a": 10, "b": 20}),
-        Measured(2, "all/trained", {"a": 2, "b": 8}, {"a": 10, "b": 20}),
-        Measured(2, "validation/aggregated", {"a": 3, "b": 5}, {"a": 5, "b": 6}),
-        Measured(2, "validation/trained", {"a": 4, "b": 6}, {"a": 5, "b": 6}),
+        of_counts(2, "all/aggregated", {"a": 1, "b": 7}, {"a": 10, "b": 20}),
+        of_counts(2, "all/trained", {"a": 2, "b": 8}, {"a": 10, "b": 20}),
+        of_counts(2, "validation/aggregated", {"a": 3, "b": 5}, {"a": 5, "b": 6}),
+        of_counts(2, "validation/trained", {"a": 4, "b": 6}, {"a": 5, "b": 6}),
     )

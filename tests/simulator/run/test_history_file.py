@@ -3,13 +3,14 @@ import hashlib
 
 import pytest
 from faults.disk import Calls, failing, short
+from support.counted import of_counts
 from support.refusals import refused
 
 from staddle.errors import UnwritableError
-from staddle.simulator.run.history import NOTHING, HistoryFile, Measured, Prefix, read, to_line
+from staddle.simulator.run.history import NOTHING, HistoryFile, Prefix, read, to_line
 
-ONE = Measured(1, "selected/after", {"b": 3, "a": 0}, {"b": 4, "a": 2})
-TWO = Measured(2, "validation/trained", {"a": 7}, {"a": 7})
+ONE = of_counts(1, "selected/after", {"b": 3, "a": 0}, {"b": 4, "a": 2})
+TWO = of_counts(2, "validation/trained", {"a": 7}, {"a": 7})
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def path(tmp_path):
 
 
 def test_a_measure_is_a_line():
-    line = b'{"rounds":1,"measure":"selected/after","silos":{"b":[3,4],"a":[0,2]}}\n'
+    line = b'{"rounds":1,"measure":"selected/after","silos":{"b":[3,4,4,0.75],"a":[0,2,2,0.0]}}\n'
     assert to_line(ONE) == line
 
 
@@ -83,11 +84,13 @@ def test_other_bytes_than_the_snapshot_says_are_refused_and_stay(path, change):
         (b'{"rounds":1,"measure":"all/trained","silos":{}}', "length >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0,0]}}', "`int` >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[-1,2]}}', "`int` >= 0"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
-            "silo 'a' are right than there are"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2,2,1.0]}}',
+            "silo 'a' are right, or of one class, than there are"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1.5,2]}}', "Expected `int`"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1]}}', "length 2"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]}}', "length 4"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,1,1.5]}}', "<= 1"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,3,0.5]}}', "of one class"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,2,0.5]},"more":1}',
             "unknown field `more`"),
         (b'{"rounds":1,"measure":"all/trained"}', "required field `silos`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"\xff":[1,2]}}', "line 2"),

@@ -1,12 +1,12 @@
 import pytest
+from support.counted import of_counts
 
-from staddle.simulator.run.history import Measured
-from staddle.simulator.run.scores import Score, Spread, over_seeds, scores, spread
+from staddle.simulator.run.scores import AVERAGES, Score, Spread, over_seeds, scores, spread
 
 
 def measured(rounds, measure, a, b):
     """Of two silos, with 10 and with 40 records."""
-    return Measured(rounds, measure, {"a": a, "b": b}, {"a": 10, "b": 40})
+    return of_counts(rounds, measure, {"a": a, "b": b}, {"a": 10, "b": 40})
 
 
 HISTORY = [
@@ -29,6 +29,10 @@ def test_last_and_best_are_each_named():
         ("micro", "last"): Score(6, 0.54),
         ("micro", "best by test"): Score(6, 0.54),
         ("micro", "best by validation"): Score(6, 0.54),
+        # each silo's records are of one class
+        ("balanced", "last"): Score(6, pytest.approx(0.45)),
+        ("balanced", "best by test"): Score(4, pytest.approx(0.55)),
+        ("balanced", "best by validation"): Score(4, pytest.approx(0.55)),
     }
     assert {
         key[1:]: score.rounds for key, score in found.items() if key[0] == "validation/trained"
@@ -37,9 +41,11 @@ def test_last_and_best_are_each_named():
         ("macro", "best by validation"): 4,
         ("micro", "last"): 6,
         ("micro", "best by validation"): 6,
+        ("balanced", "last"): 6,
+        ("balanced", "best by validation"): 4,
     }
     assert {key[1:] for key in found if key[0] == "selected/after"} == {
-        (average, choice) for average in ("macro", "micro") for choice in ("last", "best by test")
+        (average, choice) for average in AVERAGES for choice in ("last", "best by test")
     }
     assert {key[0] for key in found} == {"selected/after", "all/trained", "validation/trained"}
 
@@ -62,7 +68,7 @@ def test_the_aggregated_model_does_not_choose_for_the_trained():
         **scores(HISTORY),
         **{
             ("validation/aggregated", average, choice): Score(2, 1.0)
-            for average in ("macro", "micro")
+            for average in AVERAGES
             for choice in ("last", "best by validation")
         },
     }
@@ -82,9 +88,7 @@ def test_the_earliest_of_several_best_counts_and_seeds_spread_as_a_sample():
 def test_over_seeds_only_what_all_have_is_compared():
     one, other = scores(HISTORY), scores([measured(6, "all/trained", 5, 20)])
     found = over_seeds([one, other])
-    assert set(found) == {
-        ("all/trained", a, c) for a in ("macro", "micro") for c in ("last", "best by test")
-    }
+    assert set(found) == {("all/trained", a, c) for a in AVERAGES for c in ("last", "best by test")}
     assert found["all/trained", "macro", "last"] == Spread(
         2, pytest.approx(0.475), pytest.approx(0.05 / 2**0.5)
     )

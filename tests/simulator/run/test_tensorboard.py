@@ -1,14 +1,14 @@
 import sys
 
 import pytest
+from support.counted import of_counts
 from support.refusals import refused
 
-from staddle.simulator.run.history import Measured
 from staddle.simulator.run.tensorboard import Board, check_installed
 
 
 def measured(rounds, correct):
-    return Measured(rounds, "all/trained", {"a": correct, "b": 0}, {"a": 10, "b": 30})
+    return of_counts(rounds, "all/trained", {"a": correct, "b": 0}, {"a": 10, "b": 30})
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.delivery import Latest, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.delivery import Latest, Value
 from staddle.algorithms.exchange.parts import WEIGHT, Gram, Kind, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import initial_state

@@ -627,8 +627,8 @@ def compare(make_job, silos, shards, model, training, rounds, options, seed=7):
         last = simulation.look()
         simulation.finish(last)
         seen = [own.test for own in last.values()]
-        right = sum(getattr(own, product) for own in seen)
-        reached[method] = right / sum(own.records for own in seen)
+        counts = [getattr(own, product) for own in seen]
+        reached[method] = sum(own.correct for own in counts) / sum(own.records for own in counts)
     return reached, simulation.states
 
 

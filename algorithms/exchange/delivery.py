@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from .exchange.parts import Tensors, TensorSpec
+from .parts import Tensors, TensorSpec
 
 # small and named, so that the coordinator can store it
 CoordinatorState: TypeAlias = Mapping[str, Tensor]

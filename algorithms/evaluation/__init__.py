@@ -1,0 +1,1 @@
+"""What evaluation counts of a model on records, and what such counts say."""

@@ -1,0 +1,233 @@
+"""What counts say: measures of a classifier, from tables that may be sums over silos.
+
+Definitions are scikit-learn's. What a histogram of scores cannot say exactly comes with bounds: the
+records of one bin could be in any order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import digamma
+
+from .counting import CONFUSION, LARGEST_SCORE, MODELS, SCORES, Table
+
+
+@dataclass(frozen=True)
+class ClassMeasures:
+    """Measures of one class against all others; None where nothing is divided by nothing."""
+
+    records: int
+    sensitivity: float | None  # recall: of the class's records, the share that is called it
+    specificity: float | None  # of other records, the share that is not called it
+    precision: float | None  # of the records that are called it, the share that is of it
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A measure, and the least and the largest value that the unbinned scores could give."""
+
+    value: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Records whose probability of a class is from ``least`` to ``most``."""
+
+    least: float
+    most: float
+    records: int
+    observed: float  # share of them that is of the class
+
+
+def balanced_accuracy(by_class: Table) -> float:
+    """The mean sensitivity of the classes that have records.
+
+    ``by_class`` as in counting.py, with at least one record.
+    """
+    right, records = by_class[0], by_class[1]
+    held = records > 0
+    return float((right[held] / records[held]).mean())
+
+
+def of_classes(by_class: Table) -> tuple[ClassMeasures, ...]:
+    """The measures of each class, in order."""
+    everything = int(by_class[1].sum())
+    return tuple(_of_class(column, everything) for column in by_class.T.tolist())
+
+
+def _of_class(column: Sequence[int], everything: int) -> ClassMeasures:
+    right, records, called = column
+    others = everything - records
+    wrongly_called = called - right
+    return ClassMeasures(
+        records,
+        _share(right, records),
+        _share(others - wrongly_called, others),
+        _share(right, called),
+        _share(2 * right, records + called),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def auroc(scores: Table) -> Bounded | None:
+    """Area under the ROC curve from one class's histogram [2, bins]; records of a bin are ties.
+
+    None unless there are records of the class and of others.
+    """
+    others, own = scores.astype(np.float64)
+    pairs = float(others.sum() * own.sum())
+    if not pairs:
+        return None
+    below = np.cumsum(others) - others
+    won, tied = float((own * below).sum()), float((own * others).sum())
+    return Bounded((won + tied / 2) / pairs, won / pairs, (won + tied) / pairs)
+
+
+def auprc(scores: Table) -> Bounded | None:
+    """Average precision from one class's histogram [2, bins]; records of a bin are ties.
+
+    None unless there are records of the class.
+    """
+    # From the highest score down: each bin is one threshold.
+    others, own = scores[:, ::-1].astype(np.float64)
+    if own.sum() == 0:
+        return None
+    before_own, before_others = np.cumsum(own) - own, np.cumsum(others) - others
+    called = np.maximum(before_own + own + before_others + others, 1)
+    value = own * (before_own + own) / called
+    # In a bin the class's records stand before all others, or behind them.
+    most = _precisions(before_own, own, before_others)
+    least = _precisions(before_own, own, before_others + others)
+    return Bounded(*(float(part.sum() / own.sum()) for part in (value, least, most)))
+
+
+def _precisions(
+    before: NDArray[np.float64], own: NDArray[np.float64], others: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The sum over i = 1…own of (before + i) / (before + i + others), by bin."""
+    # 1 - others / (…), and a sum of reciprocals is a difference of digammas.
+    start = before + others + 1
+    sums: NDArray[np.float64] = own - others * (digamma(start + own) - digamma(start))
+    return sums
+
+
+def calibration(scores: Table) -> tuple[CalibrationBin, ...]:
+    """The calibration curve from one class's histogram [2, bins]: bins that have records."""
+    bins = scores.shape[1]
+    edges = [0.0, *map(_probability, np.arange(1, bins) / bins), 1.0]
+    found = []
+    for place, (others, own) in enumerate(scores.T.tolist()):
+        if others + own:
+            share = own / (others + own)
+            found.append(CalibrationBin(edges[place], edges[place + 1], others + own, share))
+    return tuple(found)
+
+
+def _probability(share: float) -> float:
+    """The probability at a share of the way through the bins."""
+    return 1 / (1 + exp(-(2 * float(share) - 1) * LARGEST_SCORE))
+
+
+def calibration_error(scores: Table) -> Bounded | None:
+    """Expected calibration error of one class's histogram [2, bins].
+
+    That is the mean distance, over records, of a bin's observed share from its mean probability,
+    which lies between its edges: the value takes the middle. None without records.
+    """
+    bins = calibration(scores)
+    everything = sum(one.records for one in bins)
+    if not everything:
+        return None
+    value = least = most = 0.0
+    for one in bins:
+        weight = one.records / everything
+        low, high = one.observed - one.most, one.observed - one.least
+        value += weight * abs(low + high) / 2
+        most += weight * max(abs(low), abs(high))
+        # An observed share between the edges may be the mean itself.
+        least += weight * max(low, -high, 0.0)
+    return Bounded(value, least, most)
+
+
+def of_sums(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the sums of a round say of both models, as plain values; empty without test records.
+
+    ``sums`` are those of METRICS, and ``confusion.delivered`` and the like as nested lists. Noisy
+    ones of a private job may be inconsistent, so that shares are approximate.
+    """
+    tested = sums.get("tested", 0)
+    if not tested:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        said: dict[str, Any] = {"accuracy": sums[f"correct.{model}"] / tested}
+        if (confusion := sums.get(f"{CONFUSION}.{model}")) is not None:
+            said |= _of_confusion(np.array(confusion, dtype=np.int64))
+        if (scores := sums.get(f"{SCORES}.{model}")) is not None:
+            said |= of_scores(np.array(scores, dtype=np.int64))
+        found[model] = said
+    return found
+
+
+def numbers(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What ``of_sums`` says, without single classes, as ``balanced_accuracy.trained`` and so on.
+
+    Bounds are named as in ``auroc.trained.least``.
+    """
+    found: dict[str, float] = {}
+    for model, said in measures.items():
+        for name, value in said.items():
+            match value:
+                case float():
+                    found[f"{name}.{model}"] = value
+                case {"value": middle, "least": least, "most": most}:
+                    found[f"{name}.{model}"] = middle
+                    found[f"{name}.{model}.least"] = least
+                    found[f"{name}.{model}.most"] = most
+    return found
+
+
+def _of_confusion(confusion: Table) -> dict[str, Any]:
+    by_class = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
+    return of_by_class(by_class)
+
+
+def of_by_class(by_class: Table) -> dict[str, Any]:
+    """Balanced accuracy, the majority baseline and each class's measures, as plain values."""
+    records = int(by_class[1].sum())
+    if not records:  # all cells of a noisy matrix may be zero
+        return {}
+    return {
+        "balanced_accuracy": balanced_accuracy(by_class),
+        "majority": int(by_class[1].max()) / records,
+        "classes": [vars(one) for one in of_classes(by_class)],
+    }
+
+
+def of_scores(scores: Table) -> dict[str, Any]:
+    """AUROC, AUPRC and calibration error, each as the mean over the classes that have one.
+
+    ``scores`` [K, 2, bins] as in counting.py.
+    """
+    measures = {"auroc": auroc, "auprc": auprc, "calibration_error": calibration_error}
+    found = {}
+    for name, measure in measures.items():
+        own = [one for one in map(measure, scores) if one is not None]
+        if own:
+            found[name] = vars(_mean(own))
+    return found
+
+
+def _mean(measures: Sequence[Bounded]) -> Bounded:
+    rows = [(one.value, one.least, one.most) for one in measures]
+    return Bounded(*map(float, np.mean(rows, axis=0)))

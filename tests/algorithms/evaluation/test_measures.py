@@ -1,0 +1,165 @@
+"""Measures from counts against scikit-learn's on the records themselves."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from staddle.algorithms.evaluation import measures
+from staddle.algorithms.evaluation.counting import Counting
+
+
+def silo(classes, seed, n=120, sure=2.0):
+    """Logits [n, C] and labels [n] of a silo whose classes are uneven."""
+    rng = np.random.default_rng(seed)
+    labels = np.minimum(rng.geometric(0.5, n) - 1, classes - 1)
+    logits = rng.normal(size=(n, classes)) * sure
+    logits[np.arange(n), labels] += 1.0
+    return torch.from_numpy(logits), torch.from_numpy(labels)
+
+
+def tally(counting, logits, labels):
+    marks = {name: [mark] for name, mark in counting.marks(logits).items()}
+    return counting.count(marks, [labels])
+
+
+@pytest.fixture(params=[2, 4], ids=["two", "four"])
+def pooled(request):
+    """The tallies of three silos, summed, and all their records."""
+    counting = Counting(request.param, confusion=True, bins=64)
+    silos = [silo(request.param, seed) for seed in range(3)]
+    tallies = [tally(counting, *own) for own in silos]
+    logits, labels = (torch.cat(column) for column in zip(*silos, strict=True))
+    chances = torch.softmax(logits, 1).numpy()
+    sums = {name: sum(t.tables[name] for t in tallies) for name in ("confusion", "scores")}
+    return counting, sums, sum(t.by_class for t in tallies), labels.numpy(), chances
+
+
+def test_measures_by_class_are_those_of_the_pooled_records(pooled):
+    _, sums, by_class, labels, chances = pooled
+    called = chances.argmax(1)
+    assert (sums["confusion"] == sk.confusion_matrix(labels, called)).all()
+    assert measures.balanced_accuracy(by_class) == pytest.approx(
+        sk.balanced_accuracy_score(labels, called)
+    )
+    said = sk.classification_report(labels, called, output_dict=True, zero_division=0)
+    for number, one in enumerate(measures.of_classes(by_class)):
+        row = said[str(number)]
+        assert one.records == row["support"]
+        assert one.sensitivity == pytest.approx(row["recall"])
+        assert one.precision == pytest.approx(row["precision"])
+        assert one.f1 == pytest.approx(row["f1-score"])
+        others = labels != number
+        assert one.specificity == pytest.approx((called[others] != number).mean())
+
+
+def test_areas_are_within_their_bounds_and_the_width_of_a_bin(pooled):
+    counting, sums, _, labels, chances = pooled
+    first = counting.classes - counting.scored
+    for number, scores in enumerate(sums["scores"], first):
+        own, score = labels == number, chances[:, number]
+        for measure, exact in (
+            (measures.auroc, sk.roc_auc_score(own, score)),
+            (measures.auprc, sk.average_precision_score(own, score)),
+        ):
+            found = measure(scores)
+            assert found.least <= exact <= found.most
+            assert found.least <= found.value <= found.most
+            assert abs(found.value - exact) < 1 / counting.bins
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=2, max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_bounds_hold_for_any_order_within_bins_and_are_reached(records, random):
+    """Scores within a bin in any order, the best, and the worst."""
+    own = np.array([positive for positive, _ in records])
+    bins = np.array([place // 10 for _, place in records])
+    table = np.zeros((2, 4), np.int64)
+    np.add.at(table, (own.astype(int), bins), 1)
+    areas = {measures.auroc: sk.roc_auc_score, measures.auprc: sk.average_precision_score}
+    orders = {
+        "any": [random.random() for _ in records],
+        "best": own * 0.5,
+        "worst": ~own * 0.5,
+    }
+    for measure, exact in areas.items():
+        found = measure(table)
+        if not own.any() or (own.all() and measure is measures.auroc):
+            assert found is None
+            continue
+        reached = {name: exact(own, bins + np.array(order) * 0.9) for name, order in orders.items()}
+        assert found.least - 1e-12 <= reached["any"] <= found.most + 1e-12
+        if measure is measures.auroc:
+            assert reached["worst"] == pytest.approx(found.least)
+            assert reached["best"] == pytest.approx(found.most)
+        # Ties are one threshold.
+        assert exact(own, bins) == pytest.approx(found.value)
+
+
+def test_average_precision_is_bounded_by_the_orders_of_one_bin():
+    """Two of the class and three others in one bin, above one of each: worked out by hand."""
+    scores = np.array([[1, 3], [1, 2]])
+    found = measures.auprc(scores)
+    assert found.most == pytest.approx((1 / 1 + 2 / 2 + 3 / 6) / 3)
+    assert found.least == pytest.approx((1 / 4 + 2 / 5 + 3 / 7) / 3)
+    assert found.value == pytest.approx((2 * 2 / 5 + 3 / 7) / 3)
+
+
+def test_calibration_is_that_of_the_pooled_records(pooled):
+    counting, sums, _, labels, chances = pooled
+    first = counting.classes - counting.scored
+    for number, scores in enumerate(sums["scores"], first):
+        own, score = labels == number, chances[:, number]
+        curve, error = measures.calibration(scores), 0.0
+        assert sum(one.records for one in curve) == len(labels)
+        for one in curve:
+            within = (score >= one.least - 1e-9) & (score < one.most + 1e-9)
+            assert within.sum() == one.records
+            assert own[within].mean() == pytest.approx(one.observed)
+            error += abs(own[within].mean() - score[within].mean()) * one.records / len(labels)
+        found = measures.calibration_error(scores)
+        assert found.least <= error <= found.most
+        assert found.most - found.least < 1 / 16  # 64 bins: a probability of 0.06 in the middle
+
+
+def test_a_model_that_calls_all_patients_ill_shows_what_it_is():
+    """93 of 100 ill: accuracy 93 %."""
+    sums = {
+        "tested": 100,
+        "correct.delivered": 93,
+        "correct.trained": 93,
+        "confusion.delivered": [[0, 7], [0, 93]],
+        "confusion.trained": [[0, 7], [0, 93]],
+    }
+    found = measures.of_sums(sums)["trained"]
+    assert (found["accuracy"], found["balanced_accuracy"], found["majority"]) == (0.93, 0.5, 0.93)
+    healthy, ill = found["classes"]
+    assert (healthy["sensitivity"], healthy["specificity"], healthy["precision"]) == (0, 1, None)
+    assert (ill["sensitivity"], ill["specificity"], healthy["f1"]) == (1, 0, 0)
+    numbers = measures.numbers(measures.of_sums(sums))
+    assert numbers["balanced_accuracy.trained"] == 0.5
+    assert "classes.trained" not in numbers
+
+
+def test_sums_without_records_say_nothing_and_noisy_ones_raise_nothing():
+    assert measures.of_sums({}) == {}
+    assert measures.of_sums({"tested": 0, "correct.trained": 0, "correct.delivered": 0}) == {}
+    noisy = {"tested": 3, "correct.delivered": 3, "correct.trained": 0}
+    zeros = {f"confusion.{model}": [[0, 0], [0, 0]] for model in ("delivered", "trained")}
+    scores = {f"scores.{model}": [[[0, 2], [0, 0]]] for model in ("delivered", "trained")}
+    found = measures.of_sums({**noisy, **zeros, **scores})
+    assert "balanced_accuracy" not in found["trained"]
+    assert "auroc" not in found["trained"]
+    assert found["trained"]["calibration_error"]["most"] <= 1
+
+
+def test_means_over_classes_are_of_those_that_have_one():
+    one, other = np.array([[2, 0], [0, 2]]), np.array([[4, 0], [0, 0]])
+    found = measures.of_scores(np.stack([one, other]))
+    assert found["auroc"] == {"value": 1.0, "least": 1.0, "most": 1.0}
+    assert found["auprc"]["value"] == 1.0

@@ -1,0 +1,44 @@
+"""Tables of test counts in a blind job: real processes, real TLS, and sums that say what all of a
+round's test records say.
+"""
+
+import json
+
+import pytest
+from federation.keyed import TIMING
+
+from staddle.algorithms.engines.simulation import simulate
+from staddle.coordinator.storage.results import read
+from staddle.security.blind.plan import JobPlan
+from staddle.security.blind.sum import Quantised
+
+SILOS = ("north", "east", "south", "west")
+SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
+
+
+@pytest.mark.timeout(120)
+def test_blind_sums_of_tables_are_those_of_a_simulation(start, document):
+    running = start(*SILOS)
+    tables = {"confusion": True, "score_bins": 8}
+    fields = {"rounds": 2, "min_cohort": 3, "security": SECURITY, "metrics": tables}
+    job = running.job(document("blind", SILOS, "fedavg", **fields))
+    running.start_coordinator(**TIMING)
+    running.start_silos()
+    running.completed()
+    running.stop()
+
+    exchanges = Quantised(JobPlan(job).bounds)
+    expected = simulate(job, running.shards(SILOS), exchanges=exchanges)
+    running.check_models(job, expected)
+    kept = read(running.kept, "blind").rounds
+    for closed, metrics in zip(kept, expected.metrics, strict=True):
+        assert closed["metrics"] == {name: value.tolist() for name, value in metrics.items()}
+        assert "auroc.trained" in closed["measures"]
+    for silo in SILOS:
+        left = running.records(silo, "egress.intent")
+        parts = {tensor["part"] for intent in left for tensor in intent["tensors"]}
+        assert {"confusion", "scores", "metrics"} <= parts
+        report = json.loads((running.job_folder(job, silo) / "report.json").read_text())
+        assert report["final"]["trained"]["confusion"] == (
+            expected.history[silo][-1].trained.confusion.tolist()
+        )
