@@ -53,8 +53,6 @@ from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints
 
-# A test record adds at most 1 to each of the three counts, so it moves them by √3 together.
-
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
     """Facts of a silo from its noisy counts.

@@ -79,7 +79,10 @@ WHAT = {  # what each kind is, and what it can tell those who read it
         "numbers of records, proportions of labels, or which classes occur; fixed facts about the"
         " data set"
     ),
-    Kind.METRIC: "how many test records were classified correctly",
+    Kind.METRIC: (
+        "how many test records there are and were classified correctly, in confusion and scores"
+        " class by class"
+    ),
     Kind.SKETCH: "a projection of an update, used to compare silos with one another",
     Kind.KEY: "a public key",
     Kind.SHARE: "a share of a secret",
