@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..course import Measurement, Parts
-from ..evaluation.counting import Counting, Tally
+from ..evaluation.counting import Counting, Marks, Tally
 from ..method import Method
 from ..training.loop import EVALUATION_CHUNK, Modules
 from .stacked_layers import over_silos
@@ -40,15 +40,15 @@ def evaluate(
     batches = together(pieces, exact, silos.x.device)
     found = [(batch, over_silos(marks)(*_inputs(silos, batch)[:2])) for batch in batches]
     own_marks = [counting.no_marks() for _ in range(silos.count)]
-    labels: list[list[Tensor]] = [[] for _ in range(silos.count)]
+    labels: list[list[Marks]] = [[] for _ in range(silos.count)]
     # Only now, since reading marks waits for the device.
     for batch, tensors in found:
         members, longest = _silos(batch, silos.count), batch.places.shape[1]
         lengths = [longest] * len(members)
         if batch.lengths is not None:
             lengths = batch.lengths.tolist()
-        host = {name: mark.cpu() for name, mark in tensors.items()}
-        truth = silos.y[batch.places].cpu()
+        host = {name: mark.cpu().numpy() for name, mark in tensors.items()}
+        truth = silos.y[batch.places].cpu().numpy()
         for row, (silo, length) in enumerate(zip(members, lengths, strict=True)):
             # Records that only fill up a row do not count.
             labels[silo].append(truth[row, :length])

@@ -19,6 +19,7 @@ the first and the last also hold everything beyond.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ CONFUSION, SCORES = "confusion", "scores"
 MODELS = ("delivered", "trained")
 
 Table = NDArray[np.int64]
+Marks = NDArray[Any]  # whole numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,22 +150,22 @@ class Counting:
         places = torch.floor((scores / (2 * LARGEST_SCORE) + 0.5) * self.bins)
         return places.clamp(0, self.bins - 1).to(torch.int16)
 
-    def no_marks(self) -> dict[str, list[Tensor]]:
+    def no_marks(self) -> dict[str, list[Marks]]:
         """The names of all marks, to gather pieces of them."""
         return {name: [] for name in (("called", "bins") if self.bins else ("called",))}
 
-    def count(self, marks: Mapping[str, Sequence[Tensor]], labels: Sequence[Tensor]) -> Tally:
+    def count(self, marks: Mapping[str, Sequence[Marks]], labels: Sequence[Marks]) -> Tally:
         """The counts of all records, from their marks and labels, piece by piece."""
         called, truth = _joined(marks["called"]), _joined(labels)
-        right = truth[called == truth]
-        by_class = np.stack([self._by_class(classes) for classes in (right, truth, called)])
+        by_class = np.empty((3, self.classes), np.int64)
+        for row, classes in zip(by_class, (truth[called == truth], truth, called), strict=True):
+            row[:] = np.bincount(classes, minlength=self.classes)
         confusion = scores = None
         if self.confusion:
-            shape = (self.classes, self.classes)
-            confusion = _counted(truth * self.classes + called, shape)
+            confusion = _counted(truth * self.classes + called, (self.classes, self.classes))
         if self.bins:
             # Class by class: all at once would take eight bytes per record and class.
-            columns = _joined(marks["bins"], self.scored).T
+            columns = _joined(marks["bins"], self.scored).astype(np.int64).T
             first = self.classes - self.scored
             scores = np.stack(
                 [
@@ -172,9 +174,6 @@ class Counting:
                 ]
             )
         return Tally(by_class, confusion, scores)
-
-    def _by_class(self, classes: NDArray[np.int64]) -> Table:
-        return _counted(classes, (self.classes,))
 
 
 def table_fault(part: str, table: Tensor, tested: int, correct: int) -> str:
@@ -191,13 +190,14 @@ def table_fault(part: str, table: Tensor, tested: int, correct: int) -> str:
     return ""
 
 
-def _joined(pieces: Sequence[Tensor], *columns: int) -> NDArray[np.int64]:
-    """Whole numbers of all pieces, on the host; there may be none."""
-    nothing = np.empty((0, *columns), np.int64)
-    return np.concatenate([nothing, *(piece.cpu().numpy() for piece in pieces)])
+def _joined(pieces: Sequence[Marks], *columns: int) -> Marks:
+    """All pieces one after another; there may be none."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate([np.empty((0, *columns), np.int64), *pieces])
 
 
-def _counted(places: NDArray[np.int64], shape: tuple[int, ...]) -> Table:
+def _counted(places: NDArray[np.int64], shape: tuple[int, int]) -> Table:
     """How often each place of a table occurs."""
-    counts = np.bincount(places.reshape(-1), minlength=int(np.prod(shape)))
-    return counts.reshape(shape).astype(np.int64)
+    rows, columns = shape
+    return np.bincount(places, minlength=rows * columns).reshape(shape)

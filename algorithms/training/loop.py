@@ -424,9 +424,10 @@ def evaluate(
     else:
         # Calls of one size: rows that fill up the last one are not counted.
         calls = ((x, records) for x, _, records in in_calls(data.x, data.y, rows))
-    marks = counting.no_marks()
-    for x, records in calls:
-        for name, mark in counting.marks(method.predict(modules, x)).items():
-            marks[name].append(mark[:records])
+    marks = [(counting.marks(method.predict(modules, x)), records) for x, records in calls]
+    found = counting.no_marks()
     # Only now, since reading marks waits for the GPU.
-    return counting.count(marks, [data.y])
+    for own, records in marks:
+        for name, mark in own.items():
+            found[name].append(mark[:records].cpu().numpy())
+    return counting.count(found, [data.y.cpu().numpy()])

@@ -19,8 +19,8 @@ def counted(counting, logits, labels, pieces=1):
     marks = counting.no_marks()
     for piece in logits.chunk(pieces):
         for name, mark in counting.marks(piece).items():
-            marks[name].append(mark)
-    return counting.count(marks, labels.chunk(pieces))
+            marks[name].append(mark.numpy())
+    return counting.count(marks, [piece.numpy() for piece in labels.chunk(pieces)])
 
 
 @pytest.mark.parametrize("classes", [2, 5])

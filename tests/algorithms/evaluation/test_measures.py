@@ -21,8 +21,8 @@ def silo(classes, seed, n=120, sure=2.0):
 
 
 def tally(counting, logits, labels):
-    marks = {name: [mark] for name, mark in counting.marks(logits).items()}
-    return counting.count(marks, [labels])
+    marks = {name: [mark.numpy()] for name, mark in counting.marks(logits).items()}
+    return counting.count(marks, [labels.numpy()])
 
 
 @pytest.fixture(params=[2, 4], ids=["two", "four"])
