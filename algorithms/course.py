@@ -32,7 +32,8 @@ class Optimiser:
     """The rule by which parameters move.
 
     ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all
-    trained parameters together is first scaled down to that Euclidean norm. ``mirror``, for
+    trained parameters together is first scaled down to that Euclidean norm. ``adam`` and ``adamw``
+    as torch.optim has them, by ``betas`` and ``eps``; ``clip`` acts on them too. ``mirror``, for
     parameters that are points of a simplex (the last axis): θ ← θ·exp(−lr·g) / Σ, then entries
     below ``floor`` are raised to it and the rest scaled to sum to one.
     ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL
@@ -45,9 +46,11 @@ class Optimiser:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    rule: Literal["sgd", "mirror", "mirror-double-exponential"] = "sgd"
+    rule: Literal["sgd", "adam", "adamw", "mirror", "mirror-double-exponential"] = "sgd"
     floor: float = 0.0
     within: tuple[float, float] | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,9 @@ class Stage:
 
     With ``coupled`` the loss of a record depends on the other records of its batch, or on their
     number; that of batch norm need not be said. A private job has no such stage.
+
+    ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
+    all.
     """
 
     trains: tuple[str, ...]
@@ -140,6 +146,7 @@ class Stage:
     reads: tuple[str, ...] | None = None
     noiseless: bool = False
     coupled: bool = False
+    rows: int | None = None
 
 
 @dataclass(frozen=True)

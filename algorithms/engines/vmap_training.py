@@ -26,7 +26,8 @@ from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors
 from ..models.functional import BoundModule, mapped
 from ..numerics.devices import Precision, casting, multiplying
-from ..training.loop import Modules, at_least_float32, batch_norms, mirror_step, sgd_step
+from ..training.loop import Modules, at_least_float32, batch_norms
+from ..training.optimisers import fresh_memory, move
 from .cuda_graphs import Recorder, Replayed
 from .grouping import paced_alike
 from .stacked_layers import over_silos
@@ -203,14 +204,13 @@ class _Step:
             module = self._modules[part]
             self._moved += ((part, name) for name, _ in module.named_parameters())
             self._buffers += ((part, name) for name, _ in module.named_buffers())
-        # Without momentum no velocity takes memory.
-        momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
-        self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
+        moved = _of(self._values, self._moved)
+        self._memory = fresh_memory(moved, stage.optimiser, (silos.count,))
         self.room, self._recorder, self._precision = silos.count, recorder, precision
         self._known: dict[Hashable, Replayed] = {}
         self._guest: Silos | None = None
         self._count = 0  # of the guest
-        kept = (*_leaves(self._values), *self._velocity)
+        kept = (*_leaves(self._values), *self._memory)
         self.held = sum(tensor.nbytes for tensor in kept)
 
     def forget(self) -> None:
@@ -221,14 +221,14 @@ class _Step:
             self._known.popitem()[1].forget()
 
     def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
-        """Begin with the values of these silos, without momentum."""
+        """Begin with the values of these silos, and nothing remembered."""
         self._guest, self._count, rows = silos, silos.count, slice(0, silos.count)
         for own, tensor in self._paired(silos):
             own[rows] = tensor
         for name, tensor in context.items():
             self._context[name][rows] = tensor
-        # Each stage starts without momentum, as in ``training.loop``.
-        for tensor in self._velocity:
+        # Each stage starts without momentum or moments, as in ``training.loop``.
+        for tensor in self._memory:
             tensor.zero_()
         self._rate.fill_(stage.optimiser.lr)
 
@@ -299,14 +299,14 @@ class _Step:
         # Gradients of linear layers come transposed; without this, each tensor would be updated by
         # a kernel of its own instead of all by one.
         updates = [gradient.contiguous() for gradient in gradients]
-        # Momentum is copied only now: next to the activations it would raise the peak.
-        velocity = [tensor[rows] for tensor in self._velocity]
+        # It is copied only now: next to the activations it would raise the peak.
+        memory = [tensor[rows] for tensor in self._memory]
         if not in_place:
-            velocity = [tensor.clone() for tensor in velocity]
-        _apply(leaves, updates, velocity, self._stage.optimiser, self._rate)
+            memory = [tensor.clone() for tensor in memory]
+        _apply(leaves, updates, memory, self._stage.optimiser, self._rate)
         if not in_place:
             _put(_of(self._values, changing), _of(values, changing), rows, alive)
-            _put(self._velocity, velocity, rows, alive)
+            _put(self._memory, memory, rows, alive)
         return mean.detach().double()
 
     def _gradients(
@@ -397,15 +397,12 @@ def _parameters(modules: Modules, values: Values) -> Values:
 def _apply(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    velocity: list[Tensor],
+    memory: list[Tensor],
     optimiser: Optimiser,
     rate: Tensor,
 ) -> None:
     """Move the parameters [m, …] of each silo by one step of the optimiser's rule, in place."""
-    if optimiser.rule != "sgd":
-        mirror_step(parameters, gradients, optimiser, rate)
-    else:
-        sgd_step(parameters, clipped_each(gradients, optimiser.clip), velocity, optimiser, rate)
+    move(parameters, clipped_each(gradients, optimiser.clip), memory, optimiser, rate)
 
 
 def clipped_each(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:

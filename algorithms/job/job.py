@@ -47,7 +47,7 @@ from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
 from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
-from ..course import Course, Optimiser
+from ..course import Course
 from ..evaluation.counting import Counting
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Kind, Mix, Part
@@ -68,7 +68,7 @@ from .batches import Batches, drawn_batches, smallest_round, split, whole_batche
 from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .foreign_code import Allowed, check_code, packages_of, runs_others_code
-from .lr_schedule import Schedule, paced
+from .lr_schedule import paced
 from .metrics_table import MetricsTable, size_fault
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
@@ -83,6 +83,7 @@ from .security import (
     tagged,
     unblind,
 )
+from .training_table import TrainingTable
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
@@ -103,29 +104,6 @@ class MethodTable(Strict):
     name: str
     version: Whole | None = None  # left out: the version installed here
     options: dict[str, Any] = Field(default_factory=dict)
-
-
-class TrainingTable(Strict):
-    """The [training] table.
-
-    ``batch_size`` is in records. With a schedule, ``lr`` is the rate of the first round.
-    """
-
-    epochs: Annotated[Whole, Field(ge=1, le=10_000)] = 1
-    batch_size: Annotated[Whole, Field(ge=1, le=1_000_000)] = 32
-    lr: Annotated[Real, Field(gt=0)]
-    momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
-    schedule: Schedule | None = None
-    """The course of lr from round to round; default: constant."""
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """One step of training as a stage of a method takes it.
-
-        Methods may replace single fields, such as ``clip``.
-        """
-        return Optimiser(self.lr, self.momentum, self.weight_decay)
 
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
@@ -193,6 +171,16 @@ class JobFile(JobSettings):
             )
         if fault := size_fault(self.counting):
             raise ValueError(fault)
+        if self.training.warmup >= self.rounds:
+            raise ValueError(
+                f"training.warmup = {self.training.warmup}, but there are {self.rounds} rounds;"
+                " lower it"
+            )
+        if self.training.physical_batch is not None and batch_norm:
+            raise ValueError(
+                "training.physical_batch would change what batch norm computes; take it out, or"
+                ' choose norm = "group"'
+            )
         if self.privacy is not None:
             self._check_private_model()
         return self
@@ -558,7 +546,7 @@ class Job:
             self.model.classes,
             input_shape(self.model),
             self.training.epochs,
-            self.training.optimiser,
+            self.training.rule,
             self.root,
             # Functions, so that a model is built only where its values are needed.
             lambda prefix="": build(self.model, self.root, prefix),
@@ -781,10 +769,8 @@ class Job:
 
         Surveys and changes have no rate, and stay.
         """
-        schedule = self.training.schedule
-        if schedule is None:
-            return course
-        return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
+        factor = self.training.factor(self.rounds_before(round_), self.rounds)
+        return paced(course, factor, self.training.physical_batch)
 
     def summed_sets(self) -> Batches:
         """The sets of silos over which a blind job sums: batches, or else the rounds' cohorts."""

@@ -1,12 +1,14 @@
 """Schedules by which a job's learning rates fall from round to round, the same for every method.
 
-A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, or ``{ kind =
-"steps", factor = 0.1, at = [0.5, 0.75] }``. Without a schedule rates are constant. The rates of
+A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, ``{ kind = "steps",
+factor = 0.1, at = [0.5, 0.75] }``, or ``{ kind = "cosine" }``. Without a schedule rates are
+constant. Rounds of a warm-up come before and do not count here. The rates of
 all stages of local training fall; step sizes that are options of a method and no stage's rate, such
 as Per-FedAvg's α, do not.
 """
 
 from dataclasses import replace
+from math import cos, pi
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator
@@ -63,17 +65,27 @@ class StepSchedule(Strict):
         return self.factor ** sum(done >= share * rounds for share in self.at)
 
 
-Schedule: TypeAlias = Annotated[Exponential | StepSchedule, Field(discriminator="kind")]
+class Cosine(Strict):
+    """Down along half a cosine (Loshchilov and Hutter, ICLR 2017), to 0 after the last round."""
+
+    kind: Literal["cosine"]
+
+    def at_round(self, done: int, rounds: int) -> float:
+        """The factor of the rates after ``done`` of ``rounds`` rounds."""
+        return (1 + cos(pi * done / rounds)) / 2
 
 
-def paced(course: Course, factor: float) -> Course:
-    """The course with all learning rates multiplied by a factor."""
-    return tuple(_slowed(step, factor) for step in course)
+Schedule: TypeAlias = Annotated[Exponential | StepSchedule | Cosine, Field(discriminator="kind")]
 
 
-def _slowed(step: CourseStep, factor: float) -> CourseStep:
+def paced(course: Course, factor: float, rows: int | None = None) -> Course:
+    """The course with all learning rates multiplied by a factor, and ``rows`` for its stages."""
+    return tuple(_paced(step, factor, rows) for step in course)
+
+
+def _paced(step: CourseStep, factor: float, rows: int | None) -> CourseStep:
     if not isinstance(step, Stage):
         return step
     # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
-    return replace(step, optimiser=slower)
+    return replace(step, optimiser=slower, rows=rows)

@@ -42,7 +42,8 @@ from ..models.functional import BoundModule
 from ..models.tied import OWNERS
 from .accountant import Random
 from .clipped_sum import ClippedSum
-from .loop import Modules, Step, apply, parameters_of
+from .loop import Modules, Step, parameters_of
+from .optimisers import clipped, move
 
 # losses [B]; by parameter [B, …]
 Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
@@ -203,7 +204,7 @@ class _Rule:
 
     def __init__(self, parameters: list[nn.Parameter], modules: Modules, stage: Stage) -> None:
         self._parameters, self._modules, self._stage = parameters, modules, stage
-        self._velocity: list[Tensor] = []
+        self._memory: list[Tensor] = []
 
     def __call__(self, gradients: list[Tensor]) -> None:
         # The penalty depends on parameters alone, so its gradient needs neither clip nor noise.
@@ -212,7 +213,9 @@ class _Rule:
             # Parameters that the penalty does not reach get gradient 0.
             added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
             gradients = [one + other for one, other in zip(gradients, added, strict=True)]
-        apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
+        optimiser = self._stage.optimiser
+        updates = clipped(gradients, optimiser.clip)
+        move(self._parameters, updates, self._memory, optimiser)
 
 
 def _trained(modules: Modules, stage: Stage) -> list[nn.Parameter]:

@@ -28,6 +28,7 @@ from ..models.foreign import draws_randomly
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 from ..numerics.torch_draws import drawing
+from .optimisers import clipped, move
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
 
@@ -123,99 +124,10 @@ def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
             yield leaf
 
 
-@torch.no_grad()
-def sgd_step(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    velocity: list[Tensor],
-    optimiser: Optimiser,
-    rate: Tensor | None = None,
-) -> None:
-    """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
-
-    ``rate`` [] on the parameters' device replaces the optimiser's own: a recorded CUDA graph reads
-    it again in each replay.
-    """
-    # One call for all tensors: on a GPU the calls, not the arithmetic, take the time.
-    moved, updates = list(parameters), list(gradients)
-    if optimiser.weight_decay:
-        updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
-    if optimiser.momentum:
-        if velocity:
-            torch._foreach_mul_(velocity, optimiser.momentum)
-            torch._foreach_add_(velocity, updates)  # v ← momentum·v + g
-        else:
-            velocity.extend(update.clone() for update in updates)
-        updates = velocity
-
-    if rate is None:
-        torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
-    else:
-        torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
-
-    if optimiser.within is not None:
-        # For weights that must stay in a range, such as FedALA's in 0 … 1.
-        least, most = optimiser.within
-        torch._foreach_clamp_min_(moved, least)
-        torch._foreach_clamp_max_(moved, most)
-
-
-def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
-    """The gradients, scaled down together where their common Euclidean norm is above ``limit``.
-
-    The norm is computed in float64. Without a ``limit`` they stay as they are.
-    """
-    if limit is None:
-        return gradients
-    norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
-    # no number of the host, which would wait for the device
-    factor = torch.where(norm <= limit, 1.0, limit / norm)
-    return [gradient * factor.to(gradient.dtype) for gradient in gradients]
-
-
-@torch.no_grad()
-def mirror_step(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    optimiser: Optimiser,
-    rate: Tensor | None = None,
-) -> None:
-    """One entropic mirror step in place on points of a simplex (last axis); they stay on it.
-
-    θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never
-    recovers, and what is above the floor is scaled so that the sum is one. ``rate`` is as in
-    ``sgd_step``.
-    """
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        lr = optimiser.lr if rate is None else rate
-        descent = -lr * gradient.double()
-        # The authors' code of PPFL exponentiates twice: c·exp(exp(−lr·g)).
-        if optimiser.rule == "mirror-double-exponential":
-            descent = descent.exp()
-        # ``softmax`` of logarithms divides by the sum without overflow.
-        point = torch.softmax(parameter.double().log() + descent, dim=-1)
-        above = (point - optimiser.floor).clamp(min=0)
-        free = 1 - optimiser.floor * point.shape[-1]
-        parameter.copy_(optimiser.floor + above * (free / above.sum(-1, keepdim=True)))
-
-
-def apply(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    velocity: list[Tensor],
-    optimiser: Optimiser,
-) -> None:
-    """Move the parameters by one step of the optimiser's rule, in place."""
-    if optimiser.rule != "sgd":
-        mirror_step(parameters, gradients, optimiser)
-    else:
-        sgd_step(parameters, clipped(gradients, optimiser.clip), velocity, optimiser)
-
-
 class PlainStepper:
     """Training without differential privacy, on all records in shuffled batches.
 
-    It moves by SGD or mirror descent on the mean of the losses plus the stage's penalty. A
+    It moves by the stage's optimiser on the mean of the losses plus the stage's penalty. A
     ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It has no
     state, so one object can serve all silos.
     """
@@ -244,19 +156,43 @@ class PlainStepper:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Only the parts that the stage trains.
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        velocity: list[Tensor] = []
+        memory: list[Tensor] = []
+
+        def whole(x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+            with casting(device, precision):
+                losses = stage.loss(modules, x, y, stage.context)  # [B]
+            # bfloat16 is too coarse for a sum of many losses.
+            loss = at_least_float32(losses).mean()
+            if stage.penalty is not None:
+                loss = loss + stage.penalty(parameters_of(modules), stage.context)
+            # Parameters that the loss does not reach, such as an unused head's, get gradient 0.
+            return loss, torch.autograd.grad(loss, parameters, materialize_grads=True)
+
+        def in_pieces(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Sequence[Tensor]]:
+            total, sums = torch.zeros((), device=device), list(map(torch.zeros_like, parameters))
+            for xs, ys in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
+                with casting(device, precision):
+                    losses = stage.loss(modules, xs, ys, stage.context)
+                loss = at_least_float32(losses).sum() / len(x)
+                found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                torch._foreach_add_(sums, found)
+                total = total + loss.detach()
+            # It depends on no record, so it is added once.
+            if stage.penalty is not None:
+                penalty = stage.penalty(parameters_of(modules), stage.context)
+                found = torch.autograd.grad(penalty, parameters, materialize_grads=True)
+                torch._foreach_add_(sums, found)
+                total = total + penalty.detach()
+            return total, sums
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             with multiplying(precision):
-                with casting(device, precision):
-                    losses = stage.loss(modules, x, y, stage.context)  # [B]
-                # bfloat16 is too coarse for a sum of many losses.
-                loss = at_least_float32(losses).mean()
-                if stage.penalty is not None:
-                    loss = loss + stage.penalty(parameters_of(modules), stage.context)
-                # Parameters that the loss does not reach, such as an unused head's, get gradient 0.
-                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                apply(parameters, gradients, velocity, stage.optimiser)
+                if stage.rows is None or len(x) <= stage.rows:
+                    loss, gradients = whole(x, y)
+                else:
+                    loss, gradients = in_pieces(x, y, stage.rows)
+                updates = clipped(gradients, stage.optimiser.clip)
+                move(parameters, updates, memory, stage.optimiser)
             return loss.detach()
 
         return step
@@ -289,6 +225,11 @@ def check_trains(modules: Modules, stage: Stage) -> None:
         raise LocalError(
             f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}"
         )
+    if stage.coupled and stage.rows is not None:
+        raise LocalError(
+            "the method's loss depends on all records of a batch at once; take"
+            " training.physical_batch out, or choose another method"
+        )
 
 
 def check_loss(loss: float, optimiser: Optimiser) -> None:
@@ -298,7 +239,8 @@ def check_loss(loss: float, optimiser: Optimiser) -> None:
     """
     if not isfinite(loss):
         raise LocalError(
-            f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum"
+            f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum, or clip"
+            " gradients (training.clip)"
         )
 
 

@@ -17,8 +17,8 @@ def population(program):
 def test_both_train_and_test_on_the_same_records(program, population, monkeypatch, way):
     job = program.job_of("pfedsim", population.silos, 2, epochs=1)
     loop, _ = program.plain(population, job, way, epochs=1)
-    taken, apply = [], training.apply
-    monkeypatch.setattr(training, "apply", lambda *step: taken.append(1) or apply(*step))
+    taken, move = [], training.move
+    monkeypatch.setattr(training, "move", lambda *step: taken.append(1) or move(*step))
     simulation = Simulation(job, Serial(job, population.records()))
     for number in range(2):
         cohort = job.cohort(number)

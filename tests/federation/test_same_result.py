@@ -20,10 +20,19 @@ SILOS = ("north", "east", "south", "west")
 
 SUPERVISED = {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}
 ALWAYS = {"models": 2, "release_membership": "always"}
+ADAMW = {
+    "optimiser": "adamw",
+    "lr": 0.003,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "warmup": 1,
+    "schedule": {"kind": "cosine"},
+}
 DROPOUT = {"options": {"dropout": 0.25}}
 JOBS = (  # methods, and what their documents say else; three of four silos a round
     ("local", {}),
     ("fedavg", {"model": "cnn-digits"}),
+    ("fedavg", {"training": ADAMW}),
     ("fedper", {}),
     ("pfedsim", {"options": {"rho": 0.4, "similarity": "per_class"}}),
     ("fedsimsup", {"options": SUPERVISED}),

@@ -5,7 +5,7 @@ from torch import nn
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.engines.cuda_graphs import AsItIs
 from staddle.algorithms.engines.vmap_training import Bench, Silos, clipped_each, train
-from staddle.algorithms.training.loop import clipped
+from staddle.algorithms.training.optimisers import clipped
 
 
 def test_gradients_are_cut_silo_by_silo():

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from pydantic import ValidationError
 from support.refusals import refused
 
 from staddle.algorithms.course import Change, Optimiser, Stage, Survey
@@ -9,7 +10,7 @@ from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.job.lr_schedule import Exponential, StepSchedule, paced
+from staddle.algorithms.job.lr_schedule import Cosine, Exponential, StepSchedule, paced
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.files.documents import canonical_json, parse_json
@@ -40,7 +41,7 @@ def test_only_the_rates_of_stages_change():
 @pytest.mark.parametrize(
     ("schedule", "complaint"),
     [
-        ({"kind": "cosine"}, "training.schedule"),
+        ({"kind": "linear"}, "training.schedule"),
         ({"kind": "exponential"}, "factor"),
         ({"kind": "exponential", "factor": 0}, "factor = 0: give a value above 0"),
         ({"kind": "exponential", "factor": 1.5}, "factor = 1.5: give 1 or less"),
@@ -67,6 +68,21 @@ def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):
     assert "schedule" in str(error.value)
 
 
+def test_a_cosine_falls_and_a_warmup_comes_before(make_job):
+    cosine = Cosine(kind="cosine")
+    expected = [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0]
+    assert [cosine.at_round(done, 4) for done in range(5)] == pytest.approx(expected)
+    training = {"lr": 2.0, "warmup": 2, "schedule": {"kind": "cosine"}}
+    job = make_job("fedavg", training=training, rounds=6)
+    stage = Stage(("extractor",), 1, len, job.training.rule)
+    rates = [job.paced((stage,), round_)[0].optimiser.lr for round_ in range(6)]
+    assert rates == pytest.approx([2 / 3, 4 / 3, 2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5])
+    constant = make_job("fedavg", training={"lr": 2.0, "warmup": 1}, rounds=3)
+    assert [constant.training.factor(done, 3) for done in range(3)] == [0.5, 1, 1]
+    with pytest.raises(ValidationError, match="warmup = 4, but there are 4 rounds; lower it"):
+        make_job("fedavg", training={"warmup": 4})
+
+
 @pytest.mark.parametrize("schedule", [EXPONENTIAL, STEPS])
 def test_the_document_says_it(make_job, schedule):
     job, plain = make_job("fedavg", training={"schedule": schedule}), make_job("fedavg")
@@ -80,7 +96,7 @@ def test_the_document_says_it(make_job, schedule):
 def test_a_census_and_a_last_tuning_do_not_count(make_job):
     def rates(method, **fields):
         job = make_job(method, training={"lr": 1.0, "schedule": EXPONENTIAL}, rounds=2, **fields)
-        stage = Stage(("extractor",), 1, len, job.training.optimiser)
+        stage = Stage(("extractor",), 1, len, job.training.rule)
         return [job.paced((stage,), round_)[0].optimiser.lr for round_ in range(job.length)]
 
     assert rates("fedavg") == [1, 0.5]

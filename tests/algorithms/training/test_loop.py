@@ -17,12 +17,11 @@ from staddle.algorithms.training.loop import (
     PlainStepper,
     batch_coupled,
     batches,
-    clipped,
     evaluate,
     measure,
-    sgd_step,
     train,
 )
+from staddle.algorithms.training.optimisers import clipped
 from staddle.errors import CancelledError
 
 
@@ -82,25 +81,6 @@ def test_training_wraps_exactly_where_normalisation_couples_a_batch(norm, sizes)
     assert batch_coupled(linear_parts(norm)) is norm
     train(linear_parts(norm), BOTH, records(10), 4, rng(), Seeing())
     assert seen == sizes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("momentum", "decay"), [(0, 0), (0.9, 0), (0, 0.01), (0.9, 5e-4)])
-def test_sgd_step_is_torchs_sgd_bit_for_bit(momentum, decay, dtype):
-    generator = torch.Generator().manual_seed(1)
-    ours = [torch.randn(s, generator=generator, dtype=dtype) for s in ((4, 3), (3,))]
-    theirs = [nn.Parameter(p.clone()) for p in ours]
-    optimiser = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=decay)
-    velocity, handed = [], []
-    for _ in range(7):
-        gradients = [torch.randn(p.shape, generator=generator, dtype=dtype) for p in ours]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        handed += [(g, g.clone()) for g in gradients]
-        optimiser.step()
-        sgd_step(ours, gradients, velocity, Optimiser(0.1, momentum, decay))
-    assert all(torch.equal(gradient, copy) for gradient, copy in handed)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_clipped_is_torchs_clipping_over_all_tensors_together():

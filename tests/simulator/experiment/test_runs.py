@@ -73,9 +73,9 @@ def test_a_run_for_each_method_and_seed_with_what_is_different_for_it(experiment
     plain, early, late = (run.job for run in all_runs[::2])
     assert plain.silos == ("silo-000", "silo-001", "silo-002", "silo-003")
     assert (plain.name, plain.rounds) == ("digits", 3)
-    assert (plain.training.optimiser.lr, plain.model.name) == (0.1, "cnn-digits")
-    assert (early.rounds, early.training.optimiser.lr) == (4, 0.05)
-    assert early.training.optimiser.momentum == 0.9
+    assert (plain.training.rule.lr, plain.model.name) == (0.1, "cnn-digits")
+    assert (early.rounds, early.training.rule.lr) == (4, 0.05)
+    assert early.training.rule.momentum == 0.9
     assert (late.model.name, late.model.norm, late.model.classes) == ("convnet-digits", "group", 10)
     assert (early.method_options.rho, late.method_options.rho) == (0.25, 0.5)
 

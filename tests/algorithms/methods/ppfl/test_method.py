@@ -31,7 +31,8 @@ from staddle.algorithms.methods.ppfl.canonical import Canonical, canonical, inte
 from staddle.algorithms.methods.ppfl.method import coupling_term, proportions
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.partition import draw as partition
-from staddle.algorithms.training.loop import mirror_step, train
+from staddle.algorithms.training.loop import train
+from staddle.algorithms.training.optimisers import mirror_step
 from staddle.algorithms.training.silo_round import (
     local_round,
     state_from_bytes,

@@ -1,0 +1,95 @@
+"""The [training] table: optimisers, and the keys that each of them heeds."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from support.refusals import refused
+
+from staddle.algorithms.course import Optimiser
+from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.method import initial_state
+from staddle.algorithms.training import loop
+from staddle.algorithms.training.loop import at_least_float32
+from staddle.algorithms.training.silo_round import local_round
+from staddle.files.documents import canonical_json, parse_json
+
+ADAM = {"optimiser": "adam", "lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("training", "why"),
+    [
+        ({"optimiser": "adam", "momentum": 0.9}, "momentum does nothing with optimiser = 'adam'"),
+        ({"optimiser": "adamw", "momentum": 0.9}, "momentum does nothing"),
+        ({"betas": [0.9, 0.99]}, "betas does nothing with optimiser = 'sgd'; take it out"),
+        ({"eps": 1e-6}, "eps does nothing with optimiser = 'sgd'"),
+        ({"optimiser": "adam", "betas": [0.9, 1.0]}, "betas"),
+        ({"optimiser": "lion"}, "optimiser"),
+        ({"clip": 0.0}, "clip"),
+    ],
+)
+def test_keys_without_effect_and_values_without_sense_are_refused(make_job, training, why):
+    with pytest.raises(ValidationError, match=why):
+        make_job("fedavg", training=training)
+
+
+def test_a_job_with_adam_is_read_back(make_job):
+    job = make_job("fedavg", training={**ADAM, "weight_decay": 0.1, "clip": 2.0, "warmup": 1})
+    assert job.training.rule == Optimiser(0.01, 0.0, 0.1, 2.0, "adam", betas=(0.8, 0.95), eps=1e-6)
+    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", None)
+    assert (back, back.digest) == (job, job.digest)
+    assert job.document()["training"]["betas"] == ["0.8", "0.95"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbabu", "ppfl"])
+def test_pieces_of_a_batch_add_up_to_it(make_job, make_shards, method, monkeypatch):
+    """Batches of 8 in pieces of 3, 3 and 2; one method has a penalty, one a step on all records."""
+    sizes, ends = [], []
+    watched = lambda losses: sizes[-1].add(len(losses)) or at_least_float32(losses)
+    monkeypatch.setattr(loop, "at_least_float32", watched)
+    for rows in (None, 3):
+        job = make_job(method, training={"physical_batch": rows, "momentum": 0.9})
+        train, test = make_shards(job)["a"]
+        sizes.append(set())
+        state = initial_state(job.method(), "a")
+        ends.append(local_round(job.method(), job, state, 1, {}, train, test, "a"))
+    assert (max(sizes[0]) >= 8, max(sizes[1])) == (True, 3)
+    one, other = ends
+    assert one.report.loss == pytest.approx(other.report.loss, rel=1e-5)
+    for name, value in one.state.flat.items():
+        torch.testing.assert_close(other.state.flat[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_pieces_that_would_change_the_result_are_refused(make_job, make_shards):
+    with pytest.raises(ValidationError, match="would change what batch norm computes"):
+        make_job("fedavg", model={"norm": "batch"}, training={"physical_batch": 4})
+    job = make_job("pfedme", training={"physical_batch": 4})
+    records = {silo: Records(*sides) for silo, sides in make_shards(job, 10).items()}
+    for engine in (Serial(job, records), Stacked(job, records)):
+        with refused("depends on all records of a batch at once; take training.physical_batch out"):
+            Simulation(job, engine).step()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedssa", "ppfl", "pfedme"])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_both_engines_train_alike(make_job, make_shards, method, optimiser):
+    """Uneven silos, so some stand still while others step; the rate rises and falls."""
+    training = {**ADAM, "optimiser": optimiser, "weight_decay": 0.01, "clip": 1.0, "epochs": 2}
+    # Adam divides by the gradient, and so makes much of its last bits where eps is small.
+    training["eps"] = 0.01
+    more = {"warmup": 1, "schedule": {"kind": "cosine"}}
+    job = make_job(method, training={**training, **more}, rounds=3)
+    records = {silo: Records(*sides) for silo, sides in make_shards(job, 10).items()}
+    ends = []
+    for engine in (Serial(job, records), Stacked(job, records)):
+        simulation = Simulation(job, engine)
+        while simulation.round < job.length:
+            simulation.step()
+        ends.append(simulation.states)
+    one, other = ends
+    for silo in job.silos:
+        for name, value in one[silo].flat.items():
+            torch.testing.assert_close(other[silo].flat[name], value, rtol=2e-3, atol=2e-4)
