@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import LocalError
 from .arrays import FIXES, read_arrays
+from .features import Feature
 
 # Two domains, so that an id of 8 bytes is no index.
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
@@ -26,7 +27,7 @@ FEWEST_RECORDS = 2  # one to train on, one to test on
 class Dataset:
     """Records ``x`` [N, …] float32, labels ``y`` [N] int64.
 
-    Where known, the classes' names and the records' ids.
+    Where known, the classes' names, the records' ids and what each feature is.
 
     ``sources`` names where each record comes from, such as a hospital; records of one of
     ``groups``, such as windows that overlap, are on one side of the split.
@@ -38,6 +39,7 @@ class Dataset:
     ids: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
+    features: tuple[Feature, ...] | None = None
 
     # Checked once here, so that later functions can rely on dtypes and lengths.
     def __post_init__(self) -> None:
@@ -80,10 +82,10 @@ class Dataset:
         """
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         places = index.tolist()
-        texts: dict[str, tuple[str, ...]] = {}
+        texts: dict[str, Any] = {}
         for key, known in self.by_record().items():
             texts[key] = tuple(known[place] for place in places)
-        return Dataset(self.x[index], self.y[index], self.class_names, **texts)
+        return replace(self, x=self.x[index], y=self.y[index], **texts)
 
 
 def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -125,7 +127,7 @@ def load_npz(path: Path) -> Dataset:
     x, y = arrays["x"], arrays["y"]
     # Dtypes and shapes first: the conversions below do not check them.
     _check_records(path, x, y)
-    texts: dict[str, tuple[str, ...]] = {}
+    texts: dict[str, Any] = {}
     for name in ("class_names", "ids", "sources", "groups"):
         if name in arrays:
             _check_texts(path, name, arrays[name], len(y))

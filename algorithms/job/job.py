@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, filterfalse
-from math import floor
+from math import floor, prod
 from pathlib import Path
 from threading import RLock
 from typing import Annotated, Any, Literal
@@ -48,6 +48,7 @@ from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml,
 from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course
+from ..data.features import Feature, width
 from ..evaluation.counting import Counting
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Kind, Mix, Part
@@ -62,6 +63,7 @@ from ..models.build import (
     sketch,
     started,
 )
+from ..models.class_names import composed
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
@@ -134,6 +136,8 @@ class JobSettings(Strict):
     """
     model: ModelOptions
     training: TrainingTable
+    features: Annotated[tuple[Feature, ...], Field(max_length=10_000)] = ()
+    """What each feature of a record is, in their order; none: the job does not say."""
     metrics: MetricsTable = MetricsTable()
     security: SecurityTable = SecurityTable()
 
@@ -204,6 +208,25 @@ class JobFile(JobSettings):
             )
 
 
+def _features_fault(file: JobFile) -> str:
+    """Why the declared features do not go with the model; empty if they do, or none are."""
+    if not file.features:
+        return ""
+    names = Counter(composed(feature.name) for feature in file.features)
+    name, times = names.most_common(1)[0]
+    if times > 1:
+        return f"features names {name!r} {times} times; name each once"
+    takes, has = prod(input_shape(file.model)), width(file.features)
+    if takes != has:
+        return (
+            f"features have {has} numbers per record, model {file.model.name!r} takes {takes};"
+            f" write model.input = [{has}], or declare the others"
+        )
+    if file.model.class_names is None:
+        return "features without model.class_names: name the classes in order, too"
+    return ""
+
+
 LONGEST_ERROR = 2000  # characters
 READING = RLock()  # held while a job with code of others is read
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
@@ -230,6 +253,7 @@ class Job:
     method_options: Strict
     model: ModelOptions
     training: TrainingTable
+    features: tuple[Feature, ...]
     metrics: MetricsTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
@@ -260,8 +284,9 @@ class Job:
             method_options=method_options(file.method.name, file.method.options, origin),
         )
         # Checked once here, so that users of a job need not check its silos again.
-        if fault := cohort_fault(job._draw):
-            raise LocalError(f"{origin}: {fault}")
+        for fault in (cohort_fault(job._draw), _features_fault(file)):
+            if fault:
+                raise LocalError(f"{origin}: {fault}")
         return job
 
     @classmethod

@@ -28,7 +28,7 @@ def names_fault(names: Sequence[str], classes: int) -> str:
                 " characters, trimmed"
             )
         # Composed, so that names that look the same are equal.
-        before = first.setdefault(_composed(name), number)
+        before = first.setdefault(composed(name), number)
         if before != number:
             return f"classes {before} and {number} are both named {name!r}; name them apart"
     return ""
@@ -41,7 +41,7 @@ def names_differ(job: Sequence[str], data: Sequence[str]) -> str:
 
     Both have one name per class of the job.
     """
-    in_job, in_data = list(map(_composed, job)), list(map(_composed, data))
+    in_job, in_data = list(map(composed, job)), list(map(composed, data))
     for number, (wanted, found) in enumerate(zip(in_job, in_data, strict=True)):
         if wanted != found:
             fix = "rename it, or have the job changed"
@@ -56,6 +56,6 @@ def _sound(name: str) -> bool:
     return 0 < len(name) <= LONGEST and name == name.strip() and name.isprintable()
 
 
-def _composed(name: str) -> str:
+def composed(name: str) -> str:
     """One spelling of letters with marks, of which files of different systems have two."""
     return unicodedata.normalize("NFC", name)

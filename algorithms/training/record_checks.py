@@ -12,6 +12,7 @@ import torch
 
 from ...errors import LocalError
 from ..data.dataset import Dataset
+from ..data.features import declarations_differ, out_of_range, shown
 from ..exchange.parts import all_finite
 from ..job.class_census import shown_rows
 from ..job.job import Job
@@ -36,7 +37,9 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         raise LocalError(
             f"{where}: no records; at least one to train on and one to test on are needed"
         )
-    # (2) They are what the model takes.
+    # (2) They are what the model takes: the features that the job declares, in its shape.
+    if job.features:
+        _refuse(where, declarations_differ(job.features, records.features))
     if tuple(x.shape[1:]) != shape:
         wanted = ", ".join(str(side) for side in shape)
         raise LocalError(
@@ -53,13 +56,16 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             f" 0 to {classes - 1}; number the classes from 0, or have the operator correct"
             " model.classes"
         )
-    # (4) Their values are numbers.
+    # (4) Their values are numbers, within the ranges that the job declares.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
         raise LocalError(
             f"{where}: x holds NaN or a value beyond float32 in record {record}; clean it first"
         )
+    _refuse(where, out_of_range(job.features, x))
     # (5) Where both name the classes, a label means the same in both.
+    if job.features and records.class_names is None:
+        _refuse(where, ["the job names its classes, and this data set does not; name them"])
     if records.class_names is not None:
         fault = names_fault(records.class_names, classes)
         if not fault and job.model.class_names is not None:
@@ -71,6 +77,11 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         raise LocalError(
             f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own"
         )
+
+
+def _refuse(where: str, faults: Sequence[str]) -> None:
+    if faults:
+        raise LocalError(f"{where}: {shown(faults)}")
 
 
 def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:

@@ -157,7 +157,7 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
         nonlocal start
         rows = slice(start, start + count)
         start += count
-        return Dataset(x[rows], y[rows], data.class_names)
+        return Dataset(x[rows], y[rows], data.class_names, features=data.features)
 
     records = {}
     for silo, own in sides.items():

@@ -70,9 +70,12 @@ def fields(model, path=()):
 
 
 def at(document, path):
-    """What stands at a path; of repeated tables the first, and of those with names of their own."""
+    """What stands at a path; of repeated tables the first that has it, and of those with names of
+    their own.
+    """
     for key in path:
-        document = document[0] if isinstance(document, list | tuple) else document
+        if isinstance(document, list | tuple):
+            document = next((each for each in document if key in each), document[0])
         if key == "*" and isinstance(document, dict) and document:
             document = next(iter(document.values()))
             continue

@@ -11,6 +11,12 @@ from staddle.silo import config as configs
 from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east")
+TUMOURS = {
+    "name": "glm",
+    "classes": 2,
+    "input": [1, 1, 30],
+    "class_names": ["malignant", "benign"],
+}
 CSV = """kind = "csv"
 file = "records.csv"
 id = "patient"
@@ -21,6 +27,36 @@ features = [{features}]
 """
 
 
+def test_silos_agree_on_a_contract_and_another_declines(start, document):
+    """One silo's columns are reversed: shapes fit, and it would be averaged into nonsense."""
+    silos = (*SILOS, "west")
+    running = start(*silos)
+    running.data = {
+        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 3)).read()
+        for k, silo in enumerate(silos, 1)
+    }
+    job = {**document("tumours", silos, min_cohort=2), "model": TUMOURS}
+    job["features"] = [{"name": f"feature {n}", "least": -10, "most": 20} for n in range(30)]
+    running.job(job)
+    coordinator = running.start_coordinator()
+    for silo in silos:
+        running.write_silo(silo)
+        write_csv(running, silo)
+    config = running.federation.silo_config("west")
+    names = [f'"feature {n}"' for n in range(30)]
+    there = f"[{', '.join(names)}]"
+    assert there in config.read_text()
+    config.write_text(config.read_text().replace(there, f"[{', '.join(reversed(names))}]"))
+    for silo in silos:
+        running.start_silo(silo)
+    declined = coordinator.wait_for("job.declined", 60)
+    assert (declined["silo"], declined["code"]) == ("west", "DATA")
+    running.completed(60)
+    running.stop()
+    (told,) = running.events("west", "job.declined")
+    assert "feature 0 is 'feature 0' in the job and 'feature 29' here" in told["why"]
+
+
 def test_a_csv_file_and_an_npz_file_train_together(start, document):
     running = start(*SILOS)
     running.data = {
@@ -28,12 +64,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
         for k, silo in enumerate(SILOS, 1)
     }
     job = document("tumours", SILOS)
-    job["model"] = {
-        "name": "glm",
-        "classes": 2,
-        "input": [1, 1, 30],
-        "class_names": ["malignant", "benign"],
-    }
+    job["model"] = TUMOURS
     running.job(job)
     running.start_coordinator()
     for silo in SILOS:

@@ -30,6 +30,7 @@ from pydantic import Field
 from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ..dataset import Dataset
+from ..features import Feature, stated
 from ..options import DataTable, Names, Number, Positive
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -69,6 +70,8 @@ class Csv(DataTable):
     In other columns a missing value is an error.
     """
     missing_marks: tuple[str, ...] = ("",)
+    units: dict[str, str] = Field(default_factory=dict)
+    """Units of the features' values, to be compared with the job's."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
@@ -77,7 +80,7 @@ class Csv(DataTable):
         _check_distinct("features, label, id and source", used)
         _check_distinct("columns", self.columns or ())
         _check_distinct("classes", self.classes or ())
-        for key in ("categories", "center", "scale", "missing"):
+        for key in ("categories", "center", "scale", "missing", "units"):
             self._check_features(key, getattr(self, key))
         for name, values in self.categories.items():
             self._check_categories(name, values)
@@ -118,6 +121,21 @@ class Csv(DataTable):
             raise ValueError(
                 f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
             )
+
+    @property
+    def declared(self) -> tuple[Feature, ...]:
+        """What each feature is, as a job declares it."""
+        return tuple(
+            stated(
+                name,
+                self.units.get(name, ""),
+                self.center.get(name, 0.0),
+                self.scale.get(name, 1.0),
+                self.categories.get(name),
+                self.missing.get(name),
+            )
+            for name in self.features
+        )
 
     def read(self) -> Dataset:
         """Records [1, 1, numbers] in the order of the file.
@@ -166,6 +184,7 @@ class Csv(DataTable):
             self.class_names or self.classes,
             columns.get(self.id),
             columns.get(self.source),
+            features=self.declared,
         )
 
 

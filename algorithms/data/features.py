@@ -1,0 +1,210 @@
+"""What a job says of the features of a record, and what a silo's own declaration says otherwise.
+
+A silo whose columns are in another order, in other units or with other categories fits the model's
+shape all the same, and is averaged into nonsense. So the signed job may declare each feature, and a
+silo compares its own declaration and its records with that before anything is trained.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Annotated
+
+import numpy as np
+import pydantic
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from ...files.documents import Real, Strict
+from ..models.class_names import composed
+
+MOST_SHOWN = 5  # faults, in one error
+
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _as_text(value: object) -> object:
+    """A number as the text of its shortest exact decimal, as a signed document has it."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return repr(float(value)) if number else value  # type: ignore[arg-type]
+
+
+class Feature(Strict):
+    """One feature of a record: a number, or with ``categories`` one number per category (one-hot).
+
+    A record has (value - center) / scale. ``least`` and ``most`` bound the value itself.
+    """
+
+    name: Text
+    unit: Annotated[str, Field(max_length=200)] = ""
+    least: Real | None = None
+    most: Real | None = None
+    center: Real = 0.0
+    scale: Annotated[Real, Field(gt=0)] = 1.0
+    categories: Annotated[tuple[Text, ...], Field(min_length=1, max_length=10_000)] | None = None
+    missing: Annotated[str, BeforeValidator(_as_text)] | None = None
+    """What a missing value counts as, before it is centred and scaled; default: none may miss."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Feature":
+        if self.categories is None:
+            self._check_number()
+            return self
+        numeric = ("unit", "least", "most", "center", "scale")
+        idle = [key for key in numeric if getattr(self, key) != Feature.model_fields[key].default]
+        if idle:
+            raise ValueError(f"{idle[0]} does nothing for a feature with categories; take it out")
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError("categories names one twice; name each once")
+        if self.missing not in (None, *self.categories):
+            raise ValueError(f"missing = {self.missing!r} is none of its categories")
+        return self
+
+    def _check_number(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"least = {self.least} is above most = {self.most}; lower it")
+        if self.missing is None:
+            return
+        try:
+            value = float(self.missing)
+        except ValueError:
+            raise ValueError(
+                f"missing = {self.missing!r} is no number; declare categories, or give a number"
+            ) from None
+        if not self.low <= value <= self.high:
+            raise ValueError(f"missing = {self.missing} is outside its range; give one within it")
+
+    @property
+    def low(self) -> float:
+        """``least``, or minus infinity."""
+        return -inf if self.least is None else self.least
+
+    @property
+    def high(self) -> float:
+        """``most``, or infinity."""
+        return inf if self.most is None else self.most
+
+    @property
+    def width(self) -> int:
+        """Numbers of a record that it takes."""
+        return 1 if self.categories is None else len(self.categories)
+
+
+def stated(
+    name: str,
+    unit: str,
+    center: float,
+    scale: float,
+    categories: tuple[str, ...] | None,
+    missing: float | str | None,
+) -> Feature:
+    """A feature as a data source declares it, which has checked it by its own rules."""
+    return Feature.model_construct(
+        name=name,
+        unit=unit,
+        center=center,
+        scale=scale,
+        categories=categories,
+        missing=_as_text(missing),
+    )
+
+
+def width(features: Iterable[Feature]) -> int:
+    """Numbers of a record with these features."""
+    return sum(feature.width for feature in features)
+
+
+def declarations_differ(job: Sequence[Feature], own: Sequence[Feature] | None) -> list[str]:
+    """What a silo's declaration says otherwise than the job's, feature by feature.
+
+    Each text has both sides' values. A silo's unit may be unsaid, and nothing need be missing.
+    """
+    if own is None:
+        why = f"the job declares {len(job)} features, and this data set names none"
+        return [f'{why}; use a table that does (data.kind = "csv")']
+    wanted, found = _names(job), _names(own)
+    if wanted != found:
+        return [_other_names(wanted, found)]
+    return [
+        f"feature {name!r}: {fault}"
+        for name, one, other in zip(wanted, job, own, strict=True)
+        for fault in _faults(one, other)
+    ]
+
+
+def _names(features: Iterable[Feature]) -> list[str]:
+    return [composed(feature.name) for feature in features]
+
+
+def _other_names(wanted: Sequence[str], found: Sequence[str]) -> str:
+    lacking = [name for name in wanted if name not in found]
+    more = [name for name in found if name not in wanted]
+    if lacking or more:
+        said = []
+        if lacking:
+            said.append(f"the job has {_listed(lacking)}, which this data set lacks")
+        if more:
+            said.append(f"this data set has {_listed(more)}, which the job lacks")
+        return f"{'; '.join(said)}; declare the job's features"
+    place = next(
+        i for i, names in enumerate(zip(wanted, found, strict=True)) if len(set(names)) > 1
+    )
+    return (
+        f"feature {place} is {wanted[place]!r} in the job and {found[place]!r} here; put"
+        " data.features in the job's order"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:MOST_SHOWN]))
+    return shown if len(names) <= MOST_SHOWN else f"{shown} and {len(names) - MOST_SHOWN} more"
+
+
+def _faults(job: Feature, own: Feature) -> Iterable[str]:
+    if own.unit and composed(own.unit) != composed(job.unit):
+        yield f"its unit is {job.unit or 'unsaid'!r} in the job and {own.unit!r} here"
+    if own.categories != job.categories:
+        yield f"its categories are {_said(job)} in the job and {_said(own)} here"
+        return
+    for key in ("center", "scale"):
+        wanted, found = getattr(job, key), getattr(own, key)
+        if wanted != found:
+            yield f"{key} is {wanted:g} in the job and {found:g} here"
+    if own.missing is not None and own.missing != job.missing:
+        admitted = "may not be missing" if job.missing is None else f"counts as {job.missing}"
+        yield f"a missing value {admitted} in the job, and counts as {own.missing} here"
+
+
+def _said(feature: Feature) -> str:
+    return "none" if feature.categories is None else f"[{', '.join(feature.categories)}]"
+
+
+def out_of_range(features: Sequence[Feature], x: Tensor) -> list[str]:
+    """The features of which records [N, …] lie outside the range; how many, and no value.
+
+    ``x`` has the numbers of the features in their order, centred and scaled.
+    """
+    values, faults, place = x.reshape(len(x), -1), [], 0
+    for feature in features:
+        column = values[:, place]
+        place += feature.width
+        if feature.categories is not None:
+            continue
+        # Bounds are rounded as the values were, so that none at a bound falls outside.
+        low, high = (
+            float(np.float32((bound - feature.center) / feature.scale))
+            for bound in (feature.low, feature.high)
+        )
+        outside = int(((column < low) | (column > high)).sum())
+        if outside:
+            unit = f" {feature.unit}" if feature.unit else ""
+            faults.append(
+                f"feature {feature.name!r}: {outside} of {len(x)} records are outside"
+                f" {feature.low:g} to {feature.high:g}{unit}; is it in another unit?"
+            )
+    return faults
+
+
+def shown(faults: Sequence[str]) -> str:
+    """The first few faults, in one text."""
+    text = "; ".join(faults[:MOST_SHOWN])
+    return text if len(faults) <= MOST_SHOWN else f"{text}; and {len(faults) - MOST_SHOWN} more"

@@ -1,0 +1,168 @@
+"""The data contract: a silo's declaration and its values against the job's."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from support.refusals import refused
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.data.features import (
+    Feature,
+    declarations_differ,
+    out_of_range,
+    shown,
+    width,
+)
+from staddle.algorithms.data.sources.csv_file import Csv
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.training.record_checks import check_records
+from staddle.files.documents import canonical_json, parse_json
+
+AGE = {"name": "age", "unit": "years", "least": 0, "most": 120, "center": 60, "scale": 10}
+SEX = {"name": "sex", "categories": ["f", "m"], "missing": "f"}
+SUGAR = {"name": "glucose", "unit": "mmol/l", "least": 0.5, "most": 40, "missing": 5.5}
+FEATURES = [AGE, SEX, SUGAR]
+MODEL = {"name": "mlp", "classes": 2, "input": [1, 1, 4], "class_names": ["alive", "dead"]}
+TABLE = {
+    "kind": "csv",
+    "file": "p.csv",
+    "label": "outcome",
+    "classes": ["alive", "dead"],
+    "features": ["age", "sex", "glucose"],
+    "units": {"glucose": "mmol/l"},
+    "categories": {"sex": ["f", "m"]},
+    "center": {"age": 60},
+    "scale": {"age": 10},
+    "missing": {"glucose": 5.5},
+}
+ROWS = "age,sex,glucose,outcome\n63,f,5.1,alive\n0,m,,dead\n120,f,40,dead\n"
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job("fedavg", model=MODEL, features=FEATURES)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The records of a table with some keys changed."""
+
+    def made(rows=ROWS, **changes):
+        (tmp_path / "p.csv").write_text(rows)
+        return Csv.model_validate({**TABLE, **changes}).below(tmp_path).read()
+
+    return made
+
+
+def test_what_agrees_is_taken_and_the_signed_job_says_it(job, read):
+    check_records(job, read(), "here")
+    check_records(job, read(units={}, missing={"glucose": 5.5, "sex": "f"}), "here")
+    taken = read().take(torch.tensor([2, 0]).numpy())
+    assert taken.features == read().features
+    check_records(job, taken, "here")
+    document = parse_json(canonical_json(job.document()), "wire")
+    assert Job.from_document(document, "wire", None) == job
+    age, sex, sugar = document["features"]
+    assert (age["most"], sex["categories"], sugar["missing"]) == ("120.0", ["f", "m"], "5.5")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"features": ["glucose", "sex", "age"]},
+            "feature 0 is 'age' in the job and 'glucose' here; put data.features in the job's or"),
+        ({"features": ["age", "sex"], "units": {}, "missing": {}},
+            "the job has 'glucose', which this data set lacks; declare the job's features"),
+        ({"categories": {"sex": ["m", "f"]}},
+            r"feature 'sex': its categories are \[f, m\] in the job and \[m, f\] here"),
+        ({"center": {"age": 50}}, "feature 'age': center is 60 in the job and 50 here"),
+        ({"scale": {}}, "feature 'age': scale is 10 in the job and 1 here"),
+        ({"units": {"glucose": "mg/dl"}}, "its unit is 'mmol/l' in the job and 'mg/dl' here"),
+        ({"missing": {"glucose": 6}},
+            "a missing value counts as 5.5 in the job, and counts as 6.0 here"),
+        ({"missing": {"glucose": 5.5, "age": 60}},
+            "'age': a missing value may not be missing in the job, and counts as 60.0 here"),
+        ({"classes": ["dead", "alive"]}, "class 0 is 'alive' in the job and 'dead' here; reorder"),
+    ],
+)  # fmt: skip
+def test_another_declaration_is_refused_with_both_sides(job, read, changes, why):
+    with refused(f"here: .*{why}"):
+        check_records(job, read(**changes), "here")
+
+
+def test_values_in_another_unit_are_refused_by_their_range(job, read):
+    """Glucose in mg/dl under a unit that nobody wrote down; no value stands in the error."""
+    rows = "age,sex,glucose,outcome\n63,f,92,alive\n50,m,101,dead\n40,f,39,dead\n"
+    with refused("here: feature 'glucose': 2 of 3 records are outside 0.5 to 40 mmol/l") as caught:
+        check_records(job, read(rows, units={}), "here")
+    assert "92" not in str(caught.value)
+
+
+def test_bounds_themselves_are_inside_whatever_the_rounding():
+    """Thirds and sevenths, which float32 rounds."""
+    for center, scale in ((1 / 3, 7.0), (0.1, 1 / 7), (1e6 + 0.1, 3e-3)):
+        feature = Feature(name="n", least=0.3, most=0.7, center=center, scale=scale)
+        x = torch.tensor([(0.3 - center) / scale, (0.7 - center) / scale], dtype=torch.float64)
+        assert out_of_range([feature], x.float()[:, None]) == []
+    wide = Feature(name="n", least=1)
+    (fault,) = out_of_range([wide], torch.tensor([[0.99], [1e30]]))
+    assert "1 of 2 records are outside 1 to inf" in fault
+
+
+def test_numbers_behind_categories_are_found_at_their_place():
+    features = [Feature.model_validate(one) for one in (SEX, SUGAR)]
+    assert width(features) == 3
+    x = torch.tensor([[1, 0, 5.0], [0, 1, 50.0]])
+    assert "'glucose': 1 of 2" in out_of_range(features, x)[0]
+
+
+def test_data_without_names_does_not_meet_a_contract(job):
+    x, y = torch.zeros(4, 1, 1, 4), torch.tensor([0, 1, 0, 1])
+    with refused("the job declares 3 features, and this data set names none; use a table"):
+        check_records(job, Dataset(x, y), "here")
+    unnamed = Dataset(x + 1, y, features=job.features)
+    with refused("the job names its classes, and this data set does not; name them"):
+        check_records(job, unnamed, "here")
+
+
+@pytest.mark.parametrize(
+    ("features", "model", "why"),
+    [
+        ([AGE, SEX], {}, r"features have 3 numbers per record, model 'mlp' takes 4; write model"),
+        ([AGE, SEX, {"name": "age"}], {}, "features names 'age' 2 times; name each once"),
+        (FEATURES, {"class_names": None}, "features without model.class_names"),
+    ],
+)
+def test_a_contract_that_does_not_go_with_the_model_is_refused(make_job, features, model, why):
+    with refused(why):
+        make_job("fedavg", model={**MODEL, **model}, features=features)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"categories": ["a", "a"]}, "names one twice"),
+        ({"categories": ["a"], "missing": "b"}, "is none of its categories"),
+        ({"categories": ["a"], "most": 3}, "most does nothing for a feature with categories"),
+        ({"categories": ["a"], "unit": "m"}, "unit does nothing"),
+        ({"least": 3, "most": 2}, "least = 3.0 is above most = 2.0; lower it"),
+        ({"missing": "none"}, "is no number; declare categories, or give a number"),
+        ({"missing": 5, "most": 4}, "missing = 5.0 is outside its range"),
+        ({"scale": 0}, "greater than 0"),
+        ({"mean": 3}, "mean"),
+    ],
+)
+def test_a_feature_without_sense_is_refused(changes, why):
+    with pytest.raises(ValidationError, match=why):
+        Feature.model_validate({"name": "n", **changes})
+
+
+def test_all_faults_are_named_and_many_are_counted():
+    job = [Feature(name=str(n), center=n) for n in range(8)]
+    own = [Feature(name=str(n)) for n in range(8)]
+    faults = declarations_differ(job, own)
+    assert len(faults) == 7
+    assert shown(faults).endswith("; and 2 more")
+    assert "feature '1': center is 1 in the job and 0 here" in shown(faults)
+    composed, split = Feature(name="Gr\u00f6\u00dfe"), Feature(name="Gro\u0308\u00dfe")
+    assert declarations_differ([composed], [split]) == []  # two spellings of one text
