@@ -44,9 +44,10 @@ COMMANDS: Mapping[str, str] = {
     "coordinator init": "console.examples:coordinator",
     "coordinator check": "coordinator:check",
     "coordinator run": "coordinator:run",
+    "data inspect": "silo.data:inspect",
     "silo init": "console.examples:silo",
-    "silo check": "silo:check",
-    "silo run": "silo:run",
+    "silo check": "silo.agent:check",
+    "silo run": "silo.agent:run",
     "policy init": "console.examples:policy",
     "policy new": "policy.draft:new",
     "policy check": "policy.check:check",
@@ -75,6 +76,7 @@ GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
     "operator": "Configure an operator's access to the coordinator.",
     "job": "Write and sign job files; submit, watch and stop jobs.",
     "coordinator": "Configure, check and run the coordinator daemon.",
+    "data": "Look at a table of records before a silo uses it.",
     "silo": "Configure, check and run a silo agent.",
     "policy": "Write a silo's policy, and show what it allows to leave.",
     "ledger": "Check a silo's ledger, show what left the silo, and prove it to others.",
@@ -85,9 +87,9 @@ GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
 
 
 def function(target: str) -> Callable[..., None]:
-    """The function of a command, such as ``silo:run``; imports its module and what that needs.
+    """The function of a command, such as ``silo.agent:run``.
 
-    typer then reads its annotations and docstring.
+    It imports its module and what that needs; typer then reads its annotations and docstring.
     """
     require_tls13()  # before anything imports gRPC, which reads its variables then
     module, _, name = target.partition(":")

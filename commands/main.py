@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def single(target: str) -> None:
-    """Run one command as a program of its own, such as ``silo:run``.
+    """Run one command as a program of its own, such as ``silo.agent:run``.
 
     This is behind ``python -m staddle.silo``, as the demo starts its daemons.
     """

@@ -3,4 +3,4 @@
 from ..commands.main import single
 
 if __name__ == "__main__":
-    single("silo:run")
+    single("silo.agent:run")

@@ -74,4 +74,4 @@ def reading(self, counted, delivered):
 
 work.JobTraining.train, work.JobTraining.finish = attacking, reading
 sys.argv[0] = "staddle.silo"
-single("silo:run")
+single("silo.agent:run")

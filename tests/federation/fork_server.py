@@ -39,7 +39,7 @@ CLOSE_SECONDS = 60.0
 PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.commands.main",
     "staddle.commands.coordinator",
-    "staddle.commands.silo",
+    "staddle.commands.silo.agent",
     "staddle.coordinator.config",
     "staddle.coordinator.server",
     "staddle.silo.config",

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from .. import log
-from ..silo import config as configs
-from ..silo.check import check as checked
-from ..silo.daemon import serve
-from .console import output
+from ... import log
+from ...silo import config as configs
+from ...silo.check import check as checked
+from ...silo.daemon import serve
+from ..console import output
 
 
 def check(

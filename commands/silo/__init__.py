@@ -1,0 +1,1 @@
+"""A silo's agent, and the table of its records."""

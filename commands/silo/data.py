@@ -1,0 +1,174 @@
+"""``staddle data``: a table of records, before it is used."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...algorithms.data.features import Feature
+from ...algorithms.data.survey import Column, TableSurvey, contract_faults, survey
+from ...errors import LocalError
+from ...files.documents import Strict, parse_json, read_bytes, validate
+from ..console import printer
+from ..console.toml import to_toml
+
+
+class _Contract(Strict):
+    """The part of a job that says what a record is."""
+
+    features: tuple[Feature, ...] = ()
+    class_names: tuple[str, ...] | None = None
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of records.")],
+    label: Annotated[str, typer.Option(help="The column with the classes.")] = "",
+    record_id: Annotated[
+        str, typer.Option("--id", help="The column that names each record once.")
+    ] = "",
+    delimiter: Annotated[str, typer.Option(help="Between two columns.")] = ",",
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB", help="A job file or a signed job, to compare its features."),
+    ] = None,
+) -> None:
+    """Show the columns of a CSV file and all its faults, and draft a silo's [data] table.
+
+    Exit code 1 if something is wrong.
+
+    Nothing leaves: it prints what stands in the file for those who hold it.
+    """
+    contract = _Contract() if job is None else _contract(job)
+    found = survey(file, delimiter)
+    for name in filter(None, (label, record_id)):
+        if name not in found.names:
+            raise LocalError(
+                f"{file}: has no column {name!r}; its columns: {', '.join(found.names)}"
+            )
+    rows = [_row(column, found.records) for column in found.columns]
+    columns = ("column", "kind", "missing", "values")
+    printer.show(printer.PrintedTable(columns, rows, (2,), title=f"{found.records:,} records"))
+    faults = _faults(found, label, record_id, contract)
+    printer.show(*faults or ["no fault found"])
+    if label:
+        printer.show("", *_draft(file, found, label, record_id, delimiter, contract).split("\n"))
+    else:
+        printer.show("", "give --label COLUMN for a draft of the silo's [data] table")
+    if faults:
+        raise typer.Exit(1)
+
+
+def _contract(path: Path) -> _Contract:
+    """The features and classes of a job file (TOML), or of a signed job (JSON, not verified)."""
+    data = read_bytes(path)
+    if path.suffix == ".json":
+        document: Any = parse_json(data, str(path))
+        document = document.get("document") if isinstance(document, dict) else None
+    else:
+        document = tomllib.loads(data.decode())
+    if not isinstance(document, dict):
+        raise LocalError(f"{path}: not a job; give a job file, or a signed job")
+    model = document.get("model")
+    names = model.get("class_names") if isinstance(model, dict) else None
+    own = {"features": document.get("features", ()), "class_names": names}
+    return validate(own, _Contract, str(path))
+
+
+def _row(column: Column, records: int) -> tuple[str, ...]:
+    gone = column.missing.total()
+    marks = ", ".join(repr(mark) for mark in column.missing if mark)
+    share = f"{gone / records:.1%}" if gone else "-"
+    return column.name, column.kind, f"{share}{f' ({marks})' if marks else ''}", column.shown()
+
+
+def _faults(found: TableSurvey, label: str, record_id: str, contract: _Contract) -> list[str]:
+    """All that is wrong; the label and the id are no features."""
+    faults = list(found.faults)
+    own = {feature.name for feature in contract.features}
+    for column in found.columns:
+        # What the contract says of a column is said below, with both sides.
+        if column.name in {label, record_id, *own}:
+            continue
+        faults += [f"column {column.name!r}: {fault}" for fault in column.faults()]
+    if label:
+        column = found[label]
+        if gone := column.missing.total():
+            faults.append(f"label {label!r}: missing values: {gone:,}")
+        names = _classes(column)
+        if len(names) < 2:
+            faults.append(f"label {label!r}: {len(names)} class; at least 2 are needed")
+    if record_id and (twice := _repeated(found[record_id])):
+        faults.append(f"id {record_id!r}: records whose id stands twice: {twice:,}")
+    return faults + contract_faults(found, contract.features)
+
+
+def _classes(column: Column) -> tuple[str, ...]:
+    numbers = sorted(set(column.numbers))
+    return (*(f"{number:g}" for number in numbers), *column.categories)
+
+
+def _repeated(column: Column) -> int:
+    """Records whose id another one has, too."""
+    numbers = len(column.numbers) - len(set(column.numbers))
+    return numbers + column.texts.total() - len(column.texts)
+
+
+def _draft(
+    file: Path,
+    found: TableSurvey,
+    label: str,
+    record_id: str,
+    delimiter: str,
+    contract: _Contract,
+) -> str:
+    """The silo's [data] table: by the job's features, or by the columns that can be some."""
+    table: dict[str, Any] = {"kind": "csv", "file": str(file), "label": label}
+    if record_id:
+        table["id"] = record_id
+    if delimiter != ",":
+        table["delimiter"] = delimiter
+    classes = _classes(found[label])
+    # Numbers from 0 on are classes as they stand.
+    if classes != tuple(map(str, range(len(classes)))):
+        table["classes"] = list(classes)
+    if contract.class_names is not None:
+        table["class_names"] = list(contract.class_names)
+    features = contract.features or _guessed(found, {label, record_id})
+    table["features"] = [feature.name for feature in features]
+    for key in ("unit", "categories", "center", "scale", "missing"):
+        default = Feature.model_fields[key].default
+        stated = {
+            feature.name: _plain(feature, key)
+            for feature in features
+            if getattr(feature, key) != default
+        }
+        if stated:
+            table["units" if key == "unit" else key] = stated
+    marks = sorted({mark for column in found.columns for mark in column.missing} | {""})
+    if marks != [""]:
+        table["missing_marks"] = marks
+    lines = ["# A draft; the order of classes and of features has to be that of the job."]
+    if not contract.features:
+        lines += [
+            "# Agree on center, scale and missing with the other silos: constants of these records",
+            "# would tell of them.",
+        ]
+    return "\n".join([*lines, to_toml({"data": table}).strip()])
+
+
+def _plain(feature: Feature, key: str) -> Any:
+    value = getattr(feature, key)
+    if key == "missing" and feature.categories is None:
+        return float(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _guessed(found: TableSurvey, others: set[str]) -> list[Feature]:
+    features = []
+    for column in found.columns:
+        if column.name in others or column.kind not in ("number", "categories"):
+            continue
+        categories = column.categories if column.kind == "categories" else None
+        features.append(Feature.model_construct(name=column.name, categories=categories))
+    return features

@@ -1,0 +1,124 @@
+"""``staddle data inspect``: a table's columns, all its faults, and a [data] table to begin with."""
+
+import json
+import tomllib
+
+import pytest
+from support.jobs import make_job
+from typer.testing import CliRunner
+
+from staddle.algorithms.data.features import declarations_differ
+from staddle.algorithms.data.sources.csv_file import Csv
+from staddle.commands.console.toml import to_toml
+from staddle.commands.main import app
+from staddle.errors import LocalError
+
+FAULTY = """patient;age;sex;glucose;visit;outcome
+1;63;f;5,1;2020-01-02;alive
+2;50;m;NA;2020-02-02;dead
+3;x;m;92;2020-01-02;dead
+3;44;;5.5;2020-01-02;alive
+5;44;f;5.5
+"""
+GOOD = "age,sex,glucose,outcome\n63,f,5.1,1\n50,m,NA,0\n40,m,7,0\n"
+FEATURES = [
+    {"name": "glucose", "unit": "mmol/l", "least": 0.5, "most": 40, "missing": 5.5},
+    {"name": "age", "center": 60, "scale": 10},
+    {"name": "sex", "categories": ["m", "f"]},
+]
+MODEL = {"name": "mlp", "classes": 2, "input": [1, 1, 4], "class_names": ["alive", "dead"]}
+
+
+@pytest.fixture
+def inspect(tmp_path):
+    def call(text, *options, code=0):
+        file = tmp_path / "p.csv"
+        file.write_text(text)
+        result = CliRunner().invoke(app, ["data", "inspect", str(file), *options])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return call
+
+
+def draft(output):
+    return tomllib.loads(output[output.index("[data]") :])["data"]
+
+
+def test_all_faults_are_named_at_once(inspect):
+    lines = inspect(FAULTY, "--delimiter", ";", "--label", "outcome", "--id", "patient", code=1)
+    said = [line for line in lines.splitlines() if line.startswith(("lines ", "column ", "id '"))]
+    for start in (
+        "lines with more or fewer columns than the first, which has 6: 1, in lines 6;",
+        "column 'age': cells that are no numbers: 1, the first in line 4;",
+        "column 'glucose': decimals with a comma: 1, the first in line 2;",
+        "column 'visit': has dates",
+        "id 'patient': records whose id stands twice: 1",
+    ):
+        assert [line for line in said if line.startswith(start)], start
+    assert len(said) == 5
+    assert "m 2, f 1" in lines
+    assert draft(lines)["features"] == ["age", "sex", "glucose"]
+
+
+def test_the_draft_of_a_good_table_reads_it(inspect, tmp_path):
+    output = inspect(GOOD, "--label", "outcome")
+    assert "no fault found" in output
+    table = draft(output)
+    assert "classes" not in table  # numbers from 0 on
+    assert table["categories"] == {"sex": ["f", "m"]}
+    with pytest.raises(LocalError, match="column 'glucose': is missing"):
+        Csv.model_validate(table).read()
+    records = Csv.model_validate({**table, "missing": {"glucose": 5}}).read()
+    assert (records.x.shape, records.y.tolist()) == ((3, 1, 1, 4), [1, 0, 0])
+    texts = inspect(GOOD.replace(",1\n", ",ill\n").replace(",0\n", ",well\n"), "--label", "outcome")
+    assert draft(texts)["classes"] == ["ill", "well"]
+    assert "give --label COLUMN" in inspect(GOOD)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_jobs_features_are_compared_and_drafted(inspect, tmp_path, signed):
+    job = make_job("fedavg", model=MODEL, features=FEATURES)
+    path = tmp_path / ("job.json" if signed else "job.toml")
+    if signed:
+        path.write_text(json.dumps({"document": job.document()}))
+    else:
+        rows = "\n".join("[[features]]\n" + to_toml(feature) for feature in FEATURES)
+        path.write_text(to_toml({"model": MODEL}) + rows)
+    output = inspect(GOOD, "--label", "outcome", "--job", str(path))
+    table = Csv.model_validate(draft(output))
+    assert declarations_differ(job.features, table.read().features) == []
+    assert table.class_names == ("alive", "dead")
+    bad = GOOD.replace("5.1", "92").replace("63", "").replace(",m,", ",x,")
+    said = inspect(bad, "--label", "outcome", "--job", str(path), code=1)
+    assert "column 'glucose': 1 of 2 values are outside 0.5 to 40 mmol/l; they are 7 to 92" in said
+    assert "column 'age': missing values: 1, and in the job none may be missing" in said
+    assert "column 'sex': has 'x', the job's categories are m, f" in said
+    gone = inspect(GOOD.replace("age", "alter"), "--label", "outcome", "--job", str(path), code=1)
+    assert "the job's feature 'age' is no column here" in gone
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("", (), "is empty; give a line with the columns' names"),
+        (GOOD, ("--label", "outcom"), "has no column 'outcom'; its columns: age, sex"),
+    ],
+)
+def test_what_cannot_be_read_is_said(inspect, text, options, why):
+    with pytest.raises(LocalError, match=why):
+        inspect(text, *options)
+
+
+def test_faults_of_whole_files_and_labels(inspect):
+    twice = inspect("a,a\n1,2\n", code=1)
+    assert "2 columns are named 'a'; name them apart" in twice
+    assert "has no records" in inspect("a,b\n", code=1)
+    assert "its first line has a single column; is --delimiter another?" in inspect(FAULTY, code=1)
+    one = inspect("a,y\n1,x\n2,x\n3,\n", "--label", "y", code=1)
+    assert "label 'y': missing values: 1" in one
+    assert "label 'y': 1 class; at least 2 are needed" in one
+    empty = inspect("a,b\n1,\n2,NA\n", code=1)
+    assert "column 'b': has no value" in empty
