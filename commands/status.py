@@ -92,18 +92,20 @@ def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
 def _metrics(job: CoordinatorJob) -> str:
     if job.last is None:
         return "-"
-    metrics = job.last.metrics
     silos = f"{len(job.last.members)} silos"
+    said = of_sums(job.last.metrics)
     # Silos of a private job without ``metrics_sigma`` send zeros: there is no share to show.
-    tested = metrics.get("tested")
-    if not tested:
+    if not said:
         return silos
-    delivered = metrics["correct.delivered"] / tested
-    trained = metrics["correct.trained"] / tested
-    text = f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
-    measures = of_sums(metrics)["trained"]
-    if "balanced_accuracy" in measures:
-        text += f" (balanced {measures['balanced_accuracy']:.1%})"
+
+    delivered, trained = said["delivered"], said["trained"]
+    text = f"{silos}, {delivered['accuracy']:.1%} right as delivered"
+    text += f", {trained['accuracy']:.1%} as trained"
+    if "balanced_accuracy" in trained:
+        text += f" (balanced {trained['balanced_accuracy']:.1%},"
+        text += f" one class for all {trained['majority']:.1%})"
+    if job.last.noisy:
+        text += ", with noise"
     return text
 
 

@@ -214,12 +214,12 @@ class Daemon:
         self._begin_next()
         return run
 
-    def rounds(self, run: JobRun) -> list[tuple[int, list[str], dict[str, Any]]]:
-        """Number, members and metrics of a job's closed rounds.
+    def rounds(self, run: JobRun, first: int = 0) -> list[tuple[int, list[str], dict[str, int]]]:
+        """Number, members and metrics of a job's closed rounds, from ``first`` on.
 
         In ascending order. The metrics are sums over the members.
         """
-        return self._database.rounds(run.job.name)
+        return self._database.rounds(run.job.name, first)
 
     def _job_run(self, job: Job, stored: StoredJob) -> JobRun:
         collecting: Collecting = partial(PlainCollector, self)
@@ -554,9 +554,7 @@ class Daemon:
             return
         result = task.result()
         known = {"silos": len(effect.members), "seconds": round(seconds, 3)}
-        # Tables of counts are in the database: a line of a log has numbers alone.
-        sums = {name: value for name, value in result.metrics.items() if isinstance(value, int)}
-        log.event("round.metrics", job=run.job.name, round=effect.round, **known, **sums)
+        log.event("round.metrics", job=run.job.name, round=effect.round, **known, **result.metrics)
 
         # In the event's transaction: after a crash the round was folded whole, or is folded again.
         def record() -> None:

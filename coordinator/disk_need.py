@@ -9,6 +9,7 @@ With n silos in the job::
     published  3 · every part that is folded or delivered: being written, last, and the one before,
                which may be read; the words of what silos get in words, the same
     mail       3 n · every part that is put aside for silos that are away
+    counts     rounds · the sums of tables of test counts, where the job's [metrics] asks for them
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched,
 and until then the versions stay that it is of: those of all rounds, at most. Of a directed Mix the
@@ -50,10 +51,11 @@ class Room:
     versions: int
     published: int
     mail: int
+    counts: int
 
     @property
     def total(self) -> int:
-        """The most that they take together: all four may be on the disk at once."""
+        """The most that they take together: all may be on the disk at once."""
         return sum(vars(self).values())
 
     def __str__(self) -> str:
@@ -78,6 +80,8 @@ def room(job: Job) -> Room:
     summed = filter(lambda part: part.kind is not Kind.METRIC, folded)
     # Parts and words may be largest in different phases; the sum is still an upper bound.
     files = _largest([*summed, *once]) + max(map(words_bytes, phases))
+    # Tables of test counts stay, round by round.
+    counts = job.length * _largest(job.counting.parts())
     versions = _versions_kept(job, waits)
     # In a keyed job rows wait as what they are made of, which counts among the versions.
     mail = 0 if job.keyed else _largest(waits)
@@ -86,6 +90,7 @@ def room(job: Job) -> Room:
         max(_mixed(job, phase, versions) for phase in phases),
         GENERATIONS * files,
         GENERATIONS * len(job.silos) * mail,
+        counts,
     )
 
 

@@ -13,6 +13,7 @@ from .rounds.machine import JobState
 from .rounds.selection import among, without
 from .storage.database import Database, relayed
 from .storage.replay_log import Spooled, loaded
+from .storage.store import read_counts
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class LastRound:
     round: int
     members: tuple[str, ...]
     metrics: dict[str, Any]  # sums over the members: numbers, and nested lists of them
+    noisy: bool = False  # the job is private
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,23 @@ def read(config: CoordinatorConfig) -> CoordinatorStatus:
         )
     with closing(Database(path, read_only=True)) as database:
         # States only: a method's tensors may be large, and are not needed.
-        jobs = tuple(_job(state, database) for state in database.states())
+        folder = config.directory / "jobs"
+        jobs = tuple(_job(state, database, folder / state.job) for state in database.states())
     return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
 
 
-def _last(database: Database, job: str) -> LastRound | None:
+def _last(database: Database, job: str, folder: Path) -> LastRound | None:
     rounds = database.rounds(job)
-    return LastRound(rounds[-1][0], tuple(rounds[-1][1]), rounds[-1][2]) if rounds else None
+    if not rounds:
+        return None
+    number, members, metrics = rounds[-1]
+    tables = {name: table.tolist() for name, table in read_counts(folder, number).items()}
+    return LastRound(number, tuple(members), {**metrics, **tables}, database.is_private(job))
 
 
-def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
+def _job(state: JobState, database: Database, folder: Path) -> CoordinatorJobStatus:
     uploaded, missing, dropped = _who(state, database)
-    last = _last(database, state.job)
+    last = _last(database, state.job, folder)
     return CoordinatorJobStatus(
         job=state.job,
         stage=state.stage,

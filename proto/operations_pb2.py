@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"[\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\"\xb5\x02\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12\x37\n\x08measures\x18\x04 \x03(\x0b\x32%.staddle.v1.ClosedRound.MeasuresEntry\x12&\n\x06tables\x18\x05 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x06 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rMeasuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xe1\x02\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"[\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\"\xcb\x01\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12&\n\x06tables\x18\x04 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x05 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xe1\x02\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS_FAILEDENTRY']._serialized_options = b'8\001'
   _globals['_CLOSEDROUND_METRICSENTRY']._loaded_options = None
   _globals['_CLOSEDROUND_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_CLOSEDROUND_MEASURESENTRY']._loaded_options = None
-  _globals['_CLOSEDROUND_MEASURESENTRY']._serialized_options = b'8\001'
   _globals['_SUBMITREQUEST']._serialized_start=46
   _globals['_SUBMITREQUEST']._serialized_end=81
   _globals['_LISTREQUEST']._serialized_start=83
@@ -57,13 +55,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBREPORT']._serialized_start=579
   _globals['_JOBREPORT']._serialized_end=670
   _globals['_CLOSEDROUND']._serialized_start=673
-  _globals['_CLOSEDROUND']._serialized_end=982
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=887
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=933
-  _globals['_CLOSEDROUND_MEASURESENTRY']._serialized_start=935
-  _globals['_CLOSEDROUND_MEASURESENTRY']._serialized_end=982
-  _globals['_COUNTTABLE']._serialized_start=984
-  _globals['_COUNTTABLE']._serialized_end=1041
-  _globals['_OPERATIONS']._serialized_start=1044
-  _globals['_OPERATIONS']._serialized_end=1397
+  _globals['_CLOSEDROUND']._serialized_end=876
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=830
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=876
+  _globals['_COUNTTABLE']._serialized_start=878
+  _globals['_COUNTTABLE']._serialized_end=935
+  _globals['_OPERATIONS']._serialized_start=938
+  _globals['_OPERATIONS']._serialized_end=1291
 # @@protoc_insertion_point(module_scope)

@@ -84,7 +84,7 @@ class JobReport(_message.Message):
     def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[ClosedRound, _Mapping]]] = ...) -> None: ...
 
 class ClosedRound(_message.Message):
-    __slots__ = ("round", "members", "metrics", "measures", "tables", "noisy")
+    __slots__ = ("round", "members", "metrics", "tables", "noisy")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,26 +92,17 @@ class ClosedRound(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class MeasuresEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
-    MEASURES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     NOISY_FIELD_NUMBER: _ClassVar[int]
     round: int
     members: _containers.RepeatedScalarFieldContainer[str]
     metrics: _containers.ScalarMap[str, int]
-    measures: _containers.ScalarMap[str, float]
     tables: _containers.RepeatedCompositeFieldContainer[CountTable]
     noisy: bool
-    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, int]] = ..., measures: _Optional[_Mapping[str, float]] = ..., tables: _Optional[_Iterable[_Union[CountTable, _Mapping]]] = ..., noisy: _Optional[bool] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, int]] = ..., tables: _Optional[_Iterable[_Union[CountTable, _Mapping]]] = ..., noisy: _Optional[bool] = ...) -> None: ...
 
 class CountTable(_message.Message):
     __slots__ = ("name", "shape", "counts")

@@ -13,7 +13,11 @@ from .. import log
 from ..algorithms.job.class_census import HOLDERS
 from ..algorithms.job.job import Job
 from ..algorithms.leaks.traps import Caution, TrapError
-from ..algorithms.training.record_checks import counts_by_class, withheld_classes
+from ..algorithms.training.record_checks import (
+    counts_by_class,
+    range_advice,
+    withheld_classes,
+)
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -267,6 +271,8 @@ class Agent:
         log.event("job.records", job=job.name, **counts)
         for text in advice(job, len(admitted.train)):
             log.problem("privacy.advice", job=job.name, why=text)
+        for text in range_advice(job, admitted.train, admitted.test):
+            log.problem("records.advice", job=job.name, why=text)
 
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)

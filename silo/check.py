@@ -15,6 +15,7 @@ from ..algorithms.data.dataset import Dataset
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
+from ..algorithms.training.record_checks import range_advice
 from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files.documents import read_bytes
 from ..proto.channel import checked_address
@@ -191,7 +192,8 @@ def _job(
     if not kept.exists():
         # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"
-    said = "; ".join((counts, *advice(job, len(admitted.train))))
+    ranges = range_advice(job, admitted.train, admitted.test)
+    said = "; ".join((counts, *advice(job, len(admitted.train)), *ranges))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 

@@ -119,7 +119,9 @@ class FedKD(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Mentor, mentee and map together."""
-        optimiser = replace(self.setting.optimiser, clip=self.options.clip)
+        # The option is this method's own name for the job's training.clip.
+        optimiser = self.setting.optimiser
+        optimiser = replace(optimiser, clip=self.options.clip or optimiser.clip)
         trains = (*MODEL, *names(MENTOR), MAP)
         # Coupled: D is a mean over the batch.
         return (Stage(trains, self.setting.epochs, self.mutual, optimiser, coupled=True),)

@@ -5,8 +5,10 @@ shape all the same, and is averaged into nonsense. So the signed job may declare
 silo compares its own declaration and its records with that before anything is trained.
 """
 
+import re
 from collections.abc import Iterable, Sequence
-from math import inf
+from itertools import zip_longest
+from math import inf, isfinite
 from typing import Annotated
 
 import numpy as np
@@ -18,6 +20,8 @@ from ...files.documents import Real, Strict
 from ..models.class_names import composed
 
 MOST_SHOWN = 5  # faults, in one error
+LONGEST_FAULT = 400  # characters
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -26,6 +30,11 @@ def _as_text(value: object) -> object:
     """A number as the text of its shortest exact decimal, as a signed document has it."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return repr(float(value)) if number else value  # type: ignore[arg-type]
+
+
+def _as_number(text: str) -> float | None:
+    """A finite number that is written as one; None for any other text."""
+    return float(text) if NUMBER.fullmatch(text) and isfinite(float(text)) else None
 
 
 class Feature(Strict):
@@ -56,7 +65,9 @@ class Feature(Strict):
         if len(set(self.categories)) < len(self.categories):
             raise ValueError("categories names one twice; name each once")
         if self.missing not in (None, *self.categories):
-            raise ValueError(f"missing = {self.missing!r} is none of its categories")
+            raise ValueError(
+                f"missing = {self.missing!r} is none of its categories; write one, as a text"
+            )
         return self
 
     def _check_number(self) -> None:
@@ -64,14 +75,15 @@ class Feature(Strict):
             raise ValueError(f"least = {self.least} is above most = {self.most}; lower it")
         if self.missing is None:
             return
-        try:
-            value = float(self.missing)
-        except ValueError:
+        value = _as_number(self.missing)
+        if value is None or self.missing != repr(value):
             raise ValueError(
                 f"missing = {self.missing!r} is no number; declare categories, or give a number"
-            ) from None
+            )
         if not self.low <= value <= self.high:
-            raise ValueError(f"missing = {self.missing} is outside its range; give one within it")
+            raise ValueError(
+                f"missing = {self.missing} is outside {self.low} to {self.high}; give one within"
+            )
 
     @property
     def low(self) -> float:
@@ -161,29 +173,45 @@ def _listed(names: Sequence[str]) -> str:
 
 def _faults(job: Feature, own: Feature) -> Iterable[str]:
     if own.unit and composed(own.unit) != composed(job.unit):
-        yield f"its unit is {job.unit or 'unsaid'!r} in the job and {own.unit!r} here"
-    if own.categories != job.categories:
-        yield f"its categories are {_said(job)} in the job and {_said(own)} here"
-        return
+        yield (
+            f"its unit is {job.unit!r} in the job and {own.unit!r} here; convert the column, and"
+            " state the job's unit"
+        )
+    # Constants of numbers say nothing where one side has categories.
+    yield from _categories_fault(_composed(job.categories), _composed(own.categories))
     for key in ("center", "scale"):
         wanted, found = getattr(job, key), getattr(own, key)
         if wanted != found:
-            yield f"{key} is {wanted:g} in the job and {found:g} here"
-    if own.missing is not None and own.missing != job.missing:
-        admitted = "may not be missing" if job.missing is None else f"counts as {job.missing}"
-        yield f"a missing value {admitted} in the job, and counts as {own.missing} here"
+            yield f"{key} is {wanted!r} in the job and {found!r} here; write the job's"
+    # A silo need not have missing values.
+    if own.missing is not None and composed(own.missing) != composed(job.missing or ""):
+        yield (
+            f"a missing value counts as {own.missing!r} here, in the job as"
+            f" {job.missing or 'none at all'!r}; write what the job says"
+        )
 
 
-def _said(feature: Feature) -> str:
-    return "none" if feature.categories is None else f"[{', '.join(feature.categories)}]"
+def _categories_fault(job: Sequence[str], own: Sequence[str]) -> Iterable[str]:
+    """The first category that differs; empty if none does."""
+    for place, (wanted, found) in enumerate(zip_longest(job, own)):
+        if wanted != found:
+            yield (
+                f"category {place} is {wanted!r} in the job and {found!r} here; write the job's"
+                " categories, in their order"
+            )
+            return
 
 
-def out_of_range(features: Sequence[Feature], x: Tensor) -> list[str]:
-    """The features of which records [N, …] lie outside the range; how many, and no value.
+def _composed(categories: Sequence[str] | None) -> list[str]:
+    return list(map(composed, categories or ()))
+
+
+def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
+    """How many records [N, …] lie outside the range of a feature, by its name; only where any do.
 
     ``x`` has the numbers of the features in their order, centred and scaled.
     """
-    values, faults, place = x.reshape(len(x), -1), [], 0
+    values, found, place = x.reshape(len(x), -1), {}, 0
     for feature in features:
         column = values[:, place]
         place += feature.width
@@ -194,17 +222,31 @@ def out_of_range(features: Sequence[Feature], x: Tensor) -> list[str]:
             float(np.float32((bound - feature.center) / feature.scale))
             for bound in (feature.low, feature.high)
         )
-        outside = int(((column < low) | (column > high)).sum())
-        if outside:
+        records = int(((column < low) | (column > high)).sum())
+        if records:
+            found[feature.name] = records
+    return found
+
+
+def out_of_range(features: Sequence[Feature], x: Tensor, share: float) -> list[str]:
+    """The features of which more than a ``share`` of the records [N, …] lie outside the range.
+
+    It says how many, and no value.
+    """
+    ranges = {feature.name: feature for feature in features}
+    faults = []
+    for name, records in outside(features, x).items():
+        if records > share * len(x):
+            feature = ranges[name]
             unit = f" {feature.unit}" if feature.unit else ""
             faults.append(
-                f"feature {feature.name!r}: {outside} of {len(x)} records are outside"
-                f" {feature.low:g} to {feature.high:g}{unit}; is it in another unit?"
+                f"feature {name!r}: {records} of {len(x)} records are outside {feature.low:g} to"
+                f" {feature.high:g}{unit}; is it in another unit?"
             )
     return faults
 
 
 def shown(faults: Sequence[str]) -> str:
-    """The first few faults, in one text."""
-    text = "; ".join(faults[:MOST_SHOWN])
+    """The first few faults in one text, cut where what a job says makes them long."""
+    text = "; ".join(fault[:LONGEST_FAULT] for fault in faults[:MOST_SHOWN])
     return text if len(faults) <= MOST_SHOWN else f"{text}; and {len(faults) - MOST_SHOWN} more"

@@ -18,12 +18,11 @@ import numpy as np
 
 from ...errors import LocalError
 from ...files.file_bounds import check_fits, open_regular
-from .features import Feature
+from .features import NUMBER, Feature
 
 Kind = Literal["number", "categories", "date", "text", "empty"]
 
 MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "-", ".")
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}")
 MOST_CATEGORIES = 20  # distinct texts; more are names or free text

@@ -33,6 +33,9 @@ CONFUSION, SCORES = "confusion", "scores"
 # Both models are tested on the same records: as delivered, and after local training.
 MODELS = ("delivered", "trained")
 
+# Sums over all silos of a job stay far below what int64 holds.
+LARGEST_COUNT = 2.0**40
+
 Table = NDArray[np.int64]
 Marks = NDArray[Any]  # whole numbers
 
@@ -76,13 +79,26 @@ class Tally:
     __hash__ = None  # type: ignore[assignment]
 
 
+def pooled(tallies: Sequence[Tally]) -> Tally:
+    """The counts of several sets of records together, which were counted alike."""
+    first = tallies[0].tables
+    sums = {name: sum(tally.tables[name] for tally in tallies) for name in first}
+    by_class = np.sum([tally.by_class for tally in tallies], axis=0)
+    return Tally(by_class, sums.get(CONFUSION), sums.get(SCORES))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Counting:
-    """What a job counts: always by class, and what its [metrics] table asks for."""
+    """What a job counts: always by class, and what its [metrics] table asks for.
+
+    In a private job tables are ``noised``: their numbers may be below zero, so that noise adds up
+    to nothing over many cells and silos.
+    """
 
     classes: int
     confusion: bool = False
     bins: int = 0  # of scores; 0 for none
+    noised: bool = False
 
     @property
     def scored(self) -> int:
@@ -107,12 +123,13 @@ class Counting:
             shapes[CONFUSION] = (self.classes, self.classes)
         if self.bins:
             shapes[SCORES] = (self.scored, 2, self.bins)
+        least = -LARGEST_COUNT if self.noised else 0.0
         return tuple(
             Part(
                 name,
                 Kind.METRIC,
                 Sum("total"),
-                tuple(TensorSpec(model, "int64", shape, 0.0) for model in MODELS),
+                tuple(TensorSpec(model, "int64", shape, least, LARGEST_COUNT) for model in MODELS),
             )
             for name, shape in shapes.items()
         )
@@ -140,9 +157,8 @@ class Counting:
         return {"called": called, "bins": self._places(logits)}
 
     def _places(self, logits: Tensor) -> Tensor:
-        chances = torch.log_softmax(logits, dim=1)
-        if self.scored == 1:
-            chances = chances[:, 1:]
+        # Of two classes the second alone.
+        chances = torch.log_softmax(logits, dim=1)[:, self.classes - self.scored :]
         # log(1 - p) by expm1, since 1 - p would be zero from p = 1 - 6e-8 on.
         scores = chances - torch.log(-torch.expm1(chances))
         # A model that has diverged has no probabilities: its records count as unlikely.
@@ -152,7 +168,8 @@ class Counting:
 
     def no_marks(self) -> dict[str, list[Marks]]:
         """The names of all marks, to gather pieces of them."""
-        return {name: [] for name in (("called", "bins") if self.bins else ("called",))}
+        names = ("called", "bins")[: 1 + bool(self.bins)]
+        return {name: [] for name in names}
 
     def count(self, marks: Mapping[str, Sequence[Marks]], labels: Sequence[Marks]) -> Tally:
         """The counts of all records, from their marks and labels, piece by piece."""
@@ -165,29 +182,49 @@ class Counting:
             confusion = _counted(truth * self.classes + called, (self.classes, self.classes))
         if self.bins:
             # Class by class: all at once would take eight bytes per record and class.
-            columns = _joined(marks["bins"], self.scored).astype(np.int64).T
+            columns = _joined(marks["bins"], self.scored).T
             first = self.classes - self.scored
             scores = np.stack(
                 [
-                    _counted((truth == label) * self.bins + column, (2, self.bins))
+                    _counted((truth == label) * self.bins + column.astype(np.int64), (2, self.bins))
                     for label, column in enumerate(columns, first)
                 ]
             )
         return Tally(by_class, confusion, scores)
 
 
-def table_fault(part: str, table: Tensor, tested: int, correct: int) -> str:
-    """Why a table of exact counts does not fit METRICS; empty if it does.
+def tables_fault(
+    tables: Mapping[tuple[str, str], Tensor], tested: int, correct: Mapping[str, int]
+) -> str:
+    """Why exact tables, by part and model, contradict METRICS or one another; empty if they do not.
 
-    More could hide in tables that need not add up.
+    Every table says how many test records each class has, and all must say the same: more could
+    hide in tables that need not agree.
     """
-    # Every record is in one cell of a confusion matrix, and in one bin per class.
-    once = table if part == SCORES else table[None]
-    if (once.flatten(1).sum(1) != tested).any():
-        return f"does not count each of {tested} test records once"
-    if part == CONFUSION and int(table.diagonal().sum()) != correct:
-        return f"has {int(table.diagonal().sum())} on its diagonal, {correct} records are right"
+    known: dict[int, int] = {}  # by class: its test records, as the first table says
+    for (part, model), table in tables.items():
+        where = f"{part}/{model}"
+        # Every record is in one cell of a confusion matrix, and in one bin per class.
+        once = table if part == SCORES else table[None]
+        if (once.flatten(1).sum(1) != tested).any():
+            return f"{where} does not count each of {tested} test records once"
+        if part == CONFUSION and int(table.diagonal().sum()) != correct[model]:
+            found = int(table.diagonal().sum())
+            return f"{where} has {found} on its diagonal, {correct[model]} records are right"
+        for label, records in _records_by_class(part, table).items():
+            if known.setdefault(label, records) != records:
+                return (
+                    f"{where} has {records} test records of class {label}, another table"
+                    f" {known[label]}"
+                )
     return ""
+
+
+def _records_by_class(part: str, table: Tensor) -> dict[int, int]:
+    if part == CONFUSION:
+        return dict(enumerate(table.sum(1).tolist()))
+    # One histogram alone is of class 1.
+    return dict(enumerate(table[:, 1].sum(1).tolist(), len(table) == 1))
 
 
 def _joined(pieces: Sequence[Marks], *columns: int) -> Marks:

@@ -69,7 +69,8 @@ def _of_class(column: Sequence[int], everything: int) -> ClassMeasures:
     return ClassMeasures(
         records,
         _share(right, records),
-        _share(others - wrongly_called, others),
+        # Noisy columns may have more than all records of other classes.
+        _share(max(others - wrongly_called, 0), others),
         _share(right, called),
         _share(2 * right, records + called),
     )
@@ -162,19 +163,21 @@ def calibration_error(scores: Table) -> Bounded | None:
 def of_sums(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the sums of a round say of both models, as plain values; empty without test records.
 
-    ``sums`` are those of METRICS, and ``confusion.delivered`` and the like as nested lists. Noisy
-    ones of a private job may be inconsistent, so that shares are approximate.
+    ``sums`` are those of METRICS, and ``confusion.delivered`` and the like as nested lists or
+    arrays. No sums raise an error: those of a private job have noise, and single silos may have
+    counted wrongly. Shares stay within 0 and 1.
     """
     tested = sums.get("tested", 0)
-    if not tested:
+    if tested <= 0:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for model in MODELS:
-        said: dict[str, Any] = {"accuracy": sums[f"correct.{model}"] / tested}
+        said: dict[str, Any] = {"accuracy": _within(sums.get(f"correct.{model}", 0) / tested)}
         if (confusion := sums.get(f"{CONFUSION}.{model}")) is not None:
-            said |= _of_confusion(np.array(confusion, dtype=np.int64))
+            said |= of_by_class(_by_class(np.array(confusion, dtype=np.int64)))
         if (scores := sums.get(f"{SCORES}.{model}")) is not None:
-            said |= of_scores(np.array(scores, dtype=np.int64))
+            # Noise leaves cells below zero.
+            said |= of_scores(np.array(scores, dtype=np.int64).clip(min=0))
         found[model] = said
     return found
 
@@ -197,15 +200,28 @@ def numbers(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _of_confusion(confusion: Table) -> dict[str, Any]:
-    by_class = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
-    return of_by_class(by_class)
+def _within(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
+
+
+def _by_class(confusion: Table) -> Table:
+    """The counts by class of a matrix, made consistent where noise leaves cells below zero.
+
+    Sums of cells come first: over many cells noise adds up to little.
+    """
+    records = confusion.sum(1).clip(min=0)
+    right = confusion.diagonal().clip(min=0)
+    right = np.minimum(right, records)
+    return np.stack([right, records, np.maximum(confusion.sum(0), right)])
 
 
 def of_by_class(by_class: Table) -> dict[str, Any]:
-    """Balanced accuracy, the majority baseline and each class's measures, as plain values."""
+    """Balanced accuracy, the majority baseline and each class's measures, as plain values.
+
+    Empty without records.
+    """
     records = int(by_class[1].sum())
-    if not records:  # all cells of a noisy matrix may be zero
+    if records <= 0:
         return {}
     return {
         "balanced_accuracy": balanced_accuracy(by_class),
@@ -230,4 +246,5 @@ def of_scores(scores: Table) -> dict[str, Any]:
 
 def _mean(measures: Sequence[Bounded]) -> Bounded:
     rows = [(one.value, one.least, one.most) for one in measures]
-    return Bounded(*map(float, np.mean(rows, axis=0)))
+    # Sums of many fractions may miss 0 and 1 by their last bits.
+    return Bounded(*map(float, np.mean(rows, axis=0).clip(0, 1)))

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import chain, filterfalse
 from typing import Generic, TypeVar
 
+from ..exchange.parts import Kind
 from ..method import Method
 from .class_census import ClassCensus
 from .security import (
@@ -96,10 +97,7 @@ class Crossing:
 
     @cached_property
     def summed(self) -> list[SchemaPart]:
-        """The method's parts that are summed.
-
-        Test metrics are Staddle's own part, and not among them.
-        """
+        """The method's parts that are summed, and tables of test counts; not METRICS."""
         return list(filter(is_summed, by_method(self.schema)))
 
     def summed_by(self, exchange: str) -> list[SchemaPart]:
@@ -387,6 +385,18 @@ def _what_hardly_changes(crossing: Crossing) -> str:
                 f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between"
                 " rounds, such as the classes of a silo: sums over changing silos tell it of one;"
                 " write participation = 1.0, and leave out security.dropouts"
+            )
+    return ""
+
+
+@CROSSING.broken_where(lambda crossing: crossing.counted)
+def _counts_classes_of_few(crossing: Crossing) -> str:
+    """Holders of a class are counted so that nobody sees a sum over few of them."""
+    for part in crossing.summed:
+        if part["kind"] == Kind.METRIC.name:
+            return (
+                f"part {part['name']!r} has the test records of every class, also of one that fewer"
+                " than min_holders silos hold; take it out of [metrics]"
             )
     return ""
 

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, filterfalse
-from math import floor, prod
+from math import floor
 from pathlib import Path
 from threading import RLock
 from typing import Annotated, Any, Literal
@@ -180,10 +180,10 @@ class JobFile(JobSettings):
                 f"training.warmup = {self.training.warmup}, but there are {self.rounds} rounds;"
                 " lower it"
             )
-        if self.training.physical_batch is not None and batch_norm:
+        if self.training.physical_batch is not None and couples_records(self.model):
             raise ValueError(
-                "training.physical_batch would change what batch norm computes; take it out, or"
-                ' choose norm = "group"'
+                "training.physical_batch would change what batch norm does, or another layer that"
+                ' couples records; take it out, or choose norm = "group"'
             )
         if self.privacy is not None:
             self._check_private_model()
@@ -192,7 +192,7 @@ class JobFile(JobSettings):
     @property
     def counting(self) -> Counting:
         """What evaluation counts."""
-        return self.metrics.counting(self.model.classes)
+        return self.metrics.counting(self.model.classes, noised=self.privacy is not None)
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -216,11 +216,12 @@ def _features_fault(file: JobFile) -> str:
     name, times = names.most_common(1)[0]
     if times > 1:
         return f"features names {name!r} {times} times; name each once"
-    takes, has = prod(input_shape(file.model)), width(file.features)
-    if takes != has:
+    shape, has = input_shape(file.model), width(file.features)
+    if shape != (1, 1, has):  # as a table's records have it
         return (
-            f"features have {has} numbers per record, model {file.model.name!r} takes {takes};"
-            f" write model.input = [{has}], or declare the others"
+            f"features have {has} numbers, so a record has the shape [1, 1, {has}], and model"
+            f" {file.model.name!r} takes {list(shape)}; write model.input = [1, 1, {has}], or"
+            " declare the others"
         )
     if file.model.class_names is None:
         return "features without model.class_names: name the classes in order, too"
@@ -697,7 +698,7 @@ class Job:
     @cached_property
     def counting(self) -> Counting:
         """What evaluation counts of each model."""
-        return self.metrics.counting(self.model.classes)
+        return self.metrics.counting(self.model.classes, noised=self.privacy is not None)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.

@@ -66,13 +66,16 @@ class StepSchedule(Strict):
 
 
 class Cosine(Strict):
-    """Down along half a cosine (Loshchilov and Hutter, ICLR 2017), to 0 after the last round."""
+    """Down along half a cosine (Loshchilov and Hutter, ICLR 2017), to 0 after the last round.
+
+    A round that tunes after the last has the rate of the last.
+    """
 
     kind: Literal["cosine"]
 
     def at_round(self, done: int, rounds: int) -> float:
         """The factor of the rates after ``done`` of ``rounds`` rounds."""
-        return (1 + cos(pi * done / rounds)) / 2
+        return (1 + cos(pi * min(done, rounds - 1) / rounds)) / 2
 
 
 Schedule: TypeAlias = Annotated[Exponential | StepSchedule | Cosine, Field(discriminator="kind")]

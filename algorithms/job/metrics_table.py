@@ -32,9 +32,9 @@ class MetricsTable(Strict):
             raise ValueError("score_bins = 1 tells no scores apart; write 64, or 0 for none")
         return self
 
-    def counting(self, classes: int) -> Counting:
-        """What evaluation counts in a job with so many classes."""
-        return Counting(classes, self.confusion, self.score_bins)
+    def counting(self, classes: int, *, noised: bool) -> Counting:
+        """What evaluation counts in a job with so many classes; a private one is ``noised``."""
+        return Counting(classes, self.confusion, self.score_bins, noised)
 
 
 def size_fault(counting: Counting) -> str:

@@ -189,7 +189,11 @@ def exchanges(schema: Schema) -> set[str]:
 
 
 def by_method(schema: Schema) -> Iterator[SchemaPart]:
-    """The method's uploads: all but the test metrics, which Staddle adds."""
+    """The method's uploads, and tables of test counts: all but METRICS.
+
+    Like a method's sums of classes, such tables hardly change from round to round, so the rules for
+    these hold for them, too.
+    """
     return (part for part in uploaded(schema) if part["name"] != METRICS.name)
 
 

@@ -26,7 +26,8 @@ class TrainingTable(Strict):
     physical_batch: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
     """Records of a step that are in memory at a time; default: all.
 
-    Gradients add up to those of the whole batch, so it changes memory and time only. In a private
+    Gradients add up to those of the whole batch, so it changes memory and time only, and what
+    dropout draws. Methods whose losses couple records refuse it in their first round. In a private
     job ``privacy.physical_batch`` replaces it.
     """
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"

@@ -335,7 +335,11 @@ class PrivateRound:
     def metrics(
         self, exact: Mapping[str, Contribution]
     ) -> tuple[Mapping[str, Contribution], ContributionTaints]:
-        """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
+        """Noisy test counts, whole numbers; zeros where the job has no noise.
+
+        Those of METRICS are from 0 to ``tested``. Cells of tables may be below zero: set to zero
+        silo by silo, the noise of many empty cells would add up.
+        """
         sigma = self._table.metrics_sigma
         if sigma is None:
             # Zeros, since the wire list has these counts in every round.
@@ -350,7 +354,9 @@ class PrivateRound:
 
         # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
         tested = noisy[SEEN.name].tensors["tested"].round().clamp(min=0)
-        counts = _mapped(noisy, lambda count: count.round().clamp(min=0).minimum(tested).long())
+        whole = _mapped(noisy, lambda count: count.round().long())
+        shares = {SEEN.name: noisy[SEEN.name]}
+        counts = whole | _mapped(shares, lambda n: n.round().clamp(min=0).minimum(tested).long())
         return counts, _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:

@@ -6,13 +6,14 @@ under batch norm: where the feature maps have shrunk to one pixel, as MobileNetV
 copies of it is normalised to zero, whatever the record.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from ...errors import LocalError
 from ..data.dataset import Dataset
-from ..data.features import declarations_differ, out_of_range, shown
+from ..data.features import declarations_differ, out_of_range, outside, shown
 from ..exchange.parts import all_finite
 from ..job.class_census import shown_rows
 from ..job.job import Job
@@ -21,8 +22,8 @@ from ..models.class_names import names_differ, names_fault
 from .loop import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
-# Share of its records that a silo may have in other classes than a job declares: declared counts
-# may be rounded.
+# Share of its records that a silo may have in other classes than a job declares, since declared
+# counts may be rounded, or outside a feature's range.
 LARGEST_MISS = 0.05
 
 
@@ -56,13 +57,16 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             f" 0 to {classes - 1}; number the classes from 0, or have the operator correct"
             " model.classes"
         )
-    # (4) Their values are numbers, within the ranges that the job declares.
+    # (4) Their values are numbers, most of them within the ranges that the job declares.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
         raise LocalError(
             f"{where}: x holds NaN or a value beyond float32 in record {record}; clean it first"
         )
-    _refuse(where, out_of_range(job.features, x))
+    # The answer leaves: in a private job it must not depend on any record, and elsewhere not on a
+    # single one, or an operator could find it by the ranges of several jobs.
+    if job.privacy is None:
+        _refuse(where, out_of_range(job.features, x, LARGEST_MISS))
     # (5) Where both name the classes, a label means the same in both.
     if job.features and records.class_names is None:
         _refuse(where, ["the job names its classes, and this data set does not; name them"])
@@ -115,6 +119,23 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
     fault = _declared_fault(job.security.class_counts.get(silo, ()), train)
     if fault:
         raise LocalError(f"{where}: {fault}")
+
+
+def range_advice(job: Job, *sides: Dataset) -> list[str]:
+    """What the silo's own people should know of values outside the job's ranges.
+
+    It stays at the silo. A private job's answer cannot depend on them, and another's does so only
+    where they are many.
+    """
+    found: Counter[str] = Counter()
+    for side in sides:
+        found.update(outside(job.features, side.x))
+    everyone = sum(map(len, sides))
+    return [
+        f"feature {name!r}: {records} of {everyone} records are outside the range that the job"
+        " declares; correct them, or leave them out"
+        for name, records in found.items()
+    ]
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:

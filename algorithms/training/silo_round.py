@@ -38,7 +38,7 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Tally and loss of one silo in one round.
+    """Counts and loss of one silo in one round.
 
     It stays at the silo but for the counts that METRICS adds up, and those that the job's [metrics]
     table asks for.
@@ -83,7 +83,7 @@ class RoundOutcome:
 
 @dataclass
 class _Counter:
-    """Tally batches for a progress display."""
+    """Counts batches for a progress display."""
 
     show: Callable[[int, int], None]
     total: int

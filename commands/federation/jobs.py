@@ -169,6 +169,13 @@ def _line(status: pb.JobStatus) -> str:
         line += f", {len(status.given)} of {len(status.cohort)} silos uploaded"
     if status.reason:
         line += f": {status.reason}"
+    declined = [
+        f"{silo} ({in_words(code)})"
+        for silo, code in sorted(status.answers.items())
+        if code != "accepted"
+    ]
+    if declined:
+        line += f"; declined by {', '.join(declined)}: their own logs say why"
     # After a restart of the coordinator, all silos are in here until they call.
     if status.unheard:
         line += f"; not seen since the coordinator started: {', '.join(status.unheard)}"

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...algorithms.evaluation.counting import CONFUSION, SCORES
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
 from ...files.documents import read_bytes
@@ -79,13 +80,21 @@ WHAT = {  # what each kind is, and what it can tell those who read it
         "numbers of records, proportions of labels, or which classes occur; fixed facts about the"
         " data set"
     ),
-    Kind.METRIC: (
-        "how many test records there are and were classified correctly, in confusion and scores"
-        " class by class"
-    ),
+    Kind.METRIC: "how many test records were classified correctly",
     Kind.SKETCH: "a projection of an update, used to compare silos with one another",
     Kind.KEY: "a public key",
     Kind.SHARE: "a share of a secret",
+}
+
+OF_PART = {  # the same of single parts
+    CONFUSION: (
+        "test records by class and by the class that the model says; they reveal how many test"
+        " records of each class this silo has"
+    ),
+    SCORES: (
+        "test records by class and by the model's score; they reveal how many test records of each"
+        " class this silo has"
+    ),
 }
 
 HOW = {  # how each form leaves, and what can be read of it
@@ -410,7 +419,7 @@ def _rule(part: str, rule: Drafted) -> str:
     jobs = ", ".join(map(repr, rule.jobs))
     ways = "; ".join(_summary(way, releases) for way, releases in by_way.items())
     comments = [
-        *_comment(f"{part!r}: {WHAT[rule.kind]}. In job {jobs}: {ways}."),
+        *_comment(f"{part!r}: {OF_PART.get(part, WHAT[rule.kind])}. In job {jobs}: {ways}."),
         *_comment(f"Tensors: {'; '.join(map(_listed, by_way.values()))}."),
     ]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)

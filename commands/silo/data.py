@@ -76,10 +76,13 @@ def _contract(path: Path) -> _Contract:
 
 
 def _row(column: Column, records: int) -> tuple[str, ...]:
-    gone = column.missing.total()
-    marks = ", ".join(repr(mark) for mark in column.missing if mark)
-    share = f"{gone / records:.1%}" if gone else "-"
-    return column.name, column.kind, f"{share}{f' ({marks})' if marks else ''}", column.shown()
+    missing = "-"
+    if column.missing:
+        missing = f"{column.missing.total() / records:.1%}"
+    marks = ", ".join(map(repr, filter(None, column.missing)))
+    if marks:
+        missing += f" ({marks})"
+    return column.name, column.kind, missing, column.shown()
 
 
 def _faults(found: TableSurvey, label: str, record_id: str, contract: _Contract) -> list[str]:

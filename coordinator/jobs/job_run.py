@@ -29,11 +29,11 @@ from .collector import Collector, HiddenLeft, not_awaited
 class FoldResult:
     """The results of a fold, to be committed.
 
-    ``metrics`` are sums over the members: numbers, and nested lists of them. ``files`` maps each
-    changed place to a file in the job's folder, or to None if it is gone.
+    ``metrics`` are sums over the members. ``files`` maps each changed place to a file in the job's
+    folder, or to None if it is gone.
     """
 
-    metrics: dict[str, Any]
+    metrics: dict[str, int]
     method: CoordinatorState
     files: Mapping[FileKey, str | None]
     digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
@@ -253,7 +253,9 @@ class JobRun:
         # Before the commit: a crash in between folds the round again, into the same file.
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
-        counted = {name: value.tolist() for name, value in metrics.items()}
+        # Tables may be large: they are a file of the round, not a row of the database.
+        self.store.keep_counts(round_, {name: sum_ for name, sum_ in metrics.items() if sum_.ndim})
+        counted = {name: int(sum_) for name, sum_ in metrics.items() if not sum_.ndim}
         return FoldResult(counted, method, archive.changes, archive.digests, inputs.left())
 
     def commit(self, round_: int, result: FoldResult) -> None:

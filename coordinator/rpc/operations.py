@@ -2,18 +2,15 @@
 
 Identity, role and limits were checked by the guard.
 
-Operators see names, stages, codes, the sums of test counts and what those say. Tensors are read on
-the coordinator's machine (``staddle job results``).
+Operators see names, stages, codes and the sums of test counts. Other tensors are read on the
+coordinator's machine (``staddle job results``).
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ... import log
-from ...algorithms.evaluation.measures import numbers, of_sums
 from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError
@@ -166,30 +163,24 @@ class Operations:
         return run
 
     def _rounds(self, run: JobRun, first: int) -> Sequence[pb.ClosedRound]:
-        closed = [row for row in self._daemon.rounds(run) if row[0] >= first]
+        closed = self._daemon.rounds(run, first)
         noisy = run.job.privacy is not None
-        # All tables of a long job would be more than a message holds.
-        newest = len(closed) - 1
-        return [
-            pb.ClosedRound(
-                round=number,
-                members=members,
-                metrics={name: sums for name, sums in metrics.items() if isinstance(sums, int)},
-                measures=numbers(of_sums(metrics)),
-                tables=_tables(metrics) if place == newest else (),
-                noisy=noisy,
-            )
-            for place, (number, members, metrics) in enumerate(closed)
+        found = [
+            pb.ClosedRound(round=number, members=members, metrics=metrics, noisy=noisy)
+            for number, members, metrics in closed
         ]
-
-
-def _tables(metrics: Mapping[str, Any]) -> list[pb.CountTable]:
-    tables = []
-    for name, sums in metrics.items():
-        if isinstance(sums, list):
-            table = np.array(sums)
-            tables.append(pb.CountTable(name=name, shape=table.shape, counts=table.reshape(-1)))
-    return tables
+        # All tables of a long job would be more than a message holds.
+        for newest in found[-1:]:
+            try:
+                tables = run.store.counts(newest.round)
+            # A damaged file must not hide the job's status.
+            except LocalError as error:
+                log.problem("counts.unreadable", job=run.job.name, why=str(error))
+                continue
+            for name, table in tables.items():
+                counts = table.reshape(-1).tolist()
+                newest.tables.add(name=name, shape=table.shape, counts=counts)
+        return found
 
 
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -640,7 +640,7 @@ class Database:
         job: str,
         round_: int,
         members: Sequence[str],
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, int],
         method: Mapping[str, Tensor],
         files: Mapping[FileKey, str | None],
     ) -> None:
@@ -665,15 +665,31 @@ class Database:
             else:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
-    def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, Any]]]:
-        """Number, members and metrics of the closed rounds, in ascending order."""
+    def is_private(self, job: str) -> bool:
+        """True if the job has a [privacy] table, so that its sums have noise."""
+        with self._explained():
+            (signed,) = self._connection.execute(
+                "SELECT signed FROM jobs WHERE name = ?", (job,)
+            ).fetchone()
+        return is_private(signed)
+
+    def rounds(self, job: str, first: int = 0) -> list[tuple[int, list[str], dict[str, int]]]:
+        """Number, members and metrics of the closed rounds from ``first`` on, ascending."""
         with self._explained():
             rows = self._connection.execute(
-                "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
+                "SELECT round, members, metrics FROM rounds WHERE job = ? AND round >= ?"
+                " ORDER BY round",
+                (job, first),
             ).fetchall()
         return [
             (round_, json.loads(members), json.loads(metrics)) for round_, members, metrics in rows
         ]
+
+
+def is_private(signed: bytes) -> bool:
+    """True if a job that was signed and accepted has a [privacy] table."""
+    document = json.loads(signed).get("document", {})
+    return document.get("privacy") is not None
 
 
 def _for_reading(path: Path) -> str:

@@ -28,10 +28,10 @@ from ...errors import LocalError
 from ...files import tensor_file
 from ...files.documents import write_atomic
 from . import table_seals
-from .database import relayed
-from .store import RESULT
+from .database import is_private, relayed
+from .store import RESULT, read_counts
 
-Round = Mapping[str, Any]  # round, members, metrics, measures
+Round = Mapping[str, Any]  # round, members, noisy, metrics, measures
 SUMS = tuple(spec.name for spec in METRICS.tensors)
 
 
@@ -73,10 +73,10 @@ def read(directory: Path, job: str) -> Kept:
             rows = connection.execute(
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
             )
-            rounds: list[Round] = [
-                _round(number, json.loads(members), json.loads(sums))
-                for number, members, sums in rows
-            ]
+            closed = rows.fetchall()
+            (signed,) = connection.execute(
+                "SELECT signed FROM jobs WHERE name = ?", (job,)
+            ).fetchone()
             held = (
                 "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
             )
@@ -86,6 +86,11 @@ def read(directory: Path, job: str) -> Kept:
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
+    noisy = is_private(signed)
+    rounds = [
+        _round(folder, number, json.loads(members), json.loads(sums), noisy)
+        for number, members, sums in closed
+    ]
     published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
     # The database does not list the result, which is written at the end of the job.
     if (folder / RESULT).exists():
@@ -93,9 +98,14 @@ def read(directory: Path, job: str) -> Kept:
     return Kept(json.loads(found[0]), rounds, published, relayed(files))
 
 
-def _round(number: int, members: list[str], metrics: dict[str, Any]) -> Round:
-    measures = numbers(of_sums(metrics))
-    return {"round": number, "members": members, "metrics": metrics, "measures": measures}
+def _round(
+    folder: Path, number: int, members: list[str], metrics: dict[str, Any], noisy: bool
+) -> Round:
+    tables = {name: sums.tolist() for name, sums in read_counts(folder, number).items()}
+    whole = {**metrics, **tables}
+    measures = numbers(of_sums(whole))
+    fields = {"round": number, "members": members, "noisy": noisy}
+    return {**fields, "metrics": whole, "measures": measures}
 
 
 def write(out: Path, kept: Kept) -> list[Path]:

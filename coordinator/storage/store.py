@@ -347,6 +347,18 @@ class JobStore:
             own = {name: tensor.clone() for name, tensor in state.items()}
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
+    def keep_counts(self, round_: int, tables: Mapping[str, Tensor]) -> None:
+        """Keep a round's sums of tables of test counts, where the job has such.
+
+        Folding the round again replaces the file.
+        """
+        if tables:
+            self.write(counts_file(round_), tables)
+
+    def counts(self, round_: int) -> dict[str, Tensor]:
+        """What ``keep_counts`` kept of a round; empty where it kept nothing."""
+        return read_counts(self._folder, round_)
+
     def after(self, changes: Mapping[FileKey, str | None]) -> dict[FileKey, str]:
         """The files by place, as they will be once these changes are committed."""
         changed = {**self._files, **changes}
@@ -589,6 +601,20 @@ def opened_sum(round_: int) -> str:
 def summed_words(round_: int, part: str) -> str:
     """Name of the file of a published sum's words; a silo's upload has another suffix."""
     return f"{round_}.{part}.words"
+
+
+def counts_file(round_: int) -> str:
+    """The file of a round's sums of tables of test counts; it stays until the job is removed."""
+    return f"{round_}.counts"
+
+
+def read_counts(folder: Path, round_: int) -> dict[str, Tensor]:
+    """The sums of tables of a round of the job with this folder; empty where it has none.
+
+    LocalError if the disk changed them.
+    """
+    path = folder / counts_file(round_)
+    return tensor_file.read(path)[0] if path.exists() else {}
 
 
 def _upload(round_: int, silo: str) -> str:

@@ -256,6 +256,9 @@ def _text(value: Any) -> str:
             return str(value).lower()
         case list() | tuple():
             return f"[{', '.join(map(_text, value))}]"
+        # as a document has an option's decimal
+        case {"decimal": str(text), **rest} if not rest:
+            return text
         case Mapping():
             return _listed(value)
         case _:

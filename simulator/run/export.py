@@ -8,6 +8,9 @@
                                majority: of the look after the last round
     models/<silo>.safetensors  the model that the silo keeps, as ``part/<part>/<tensor>`` and
                                ``extra/<tensor>``
+    measures.json              what test counts say after the last round, of all records and silo by
+                               silo: class by class, and with the job's [metrics] AUROC,
+                               AUPRC and calibration
     coordinator.safetensors    what the method's coordinator half knew in the end, where it has such
                                a thing
 
@@ -22,11 +25,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from ...algorithms.course import SiloState
 from ...algorithms.engines.aggregation import SILOS as AXIS
+from ...algorithms.evaluation.counting import MODELS as MODEL_STATES
+from ...algorithms.evaluation.counting import Tally, pooled
+from ...algorithms.evaluation.measures import of_by_class, of_scores
 from ...algorithms.exchange.delivery import CoordinatorState
-from ...algorithms.training.silo_round import state_to_bytes
+from ...algorithms.training.silo_round import Seen, state_to_bytes
 from ...files import tensor_file
 from ...files.documents import write_atomic
 from .disk import writing
@@ -34,6 +41,7 @@ from .history import Measured
 from .manifest import SiloRecords
 
 ROUNDS, SILOS, MODELS, COORDINATOR = "rounds.csv", "silos.csv", "models", "coordinator.safetensors"
+MEASURES = "measures.json"
 # Measures of all silos; those of a cohort cannot be compared between rounds.
 LOOKS = ("all/", "validation/")
 
@@ -44,12 +52,14 @@ def write(
     history: Sequence[Measured],
     models: Mapping[str, SiloState],
     coordinator: CoordinatorState,
+    seen: Mapping[str, Seen],
 ) -> tuple[Path, ...]:
     """Write all into a run's folder, replacing files of the same name; returns the files.
 
     The files are durable when it returns. UnwritableError if the disk fails.
     """
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
+    files[MEASURES] = (json.dumps(measures(seen), indent=1) + "\n").encode()
     # No file for a method without such a state.
     if coordinator:
         # safetensors does not accept tensors that share memory.
@@ -69,6 +79,28 @@ def write(
         written.append(model_file(folder, silo))
         write_atomic(written[-1], state_to_bytes(state), 0o644)
     return tuple(written)
+
+
+def measures(seen: Mapping[str, Seen]) -> dict[str, Any]:
+    """What the test counts of all silos say, together and silo by silo, as plain values.
+
+    Of each silo's model as delivered, and as trained last.
+    """
+    found: dict[str, Any] = {}
+    for model in MODEL_STATES:
+        tallies = {silo: getattr(own, model) for silo, own in seen.items()}
+        own = {silo: _said(tally) for silo, tally in tallies.items()}
+        found[model] = {"all": _said(pooled(list(tallies.values()))), "silos": own}
+    return found
+
+
+def _said(tally: Tally) -> dict[str, Any]:
+    said = {"accuracy": tally.correct / tally.records, **of_by_class(tally.by_class)}
+    if tally.confusion is not None:
+        said["confusion"] = tally.confusion.tolist()
+    if tally.scores is not None:
+        said |= of_scores(tally.scores)
+    return said
 
 
 def rounds_csv(history: Iterable[Measured]) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from ...algorithms.course import SiloState
 from ...algorithms.engines.simulation import Snapshot
 from ...algorithms.exchange.delivery import CoordinatorState
+from ...algorithms.training.silo_round import Seen
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...security.log.lock import locked
@@ -132,16 +133,18 @@ class RunFolder:
         last: Iterable[Measured],
         states: Mapping[str, SiloState],
         coordinator: CoordinatorState,
+        seen: Mapping[str, Seen],
     ) -> tuple[Path, ...]:
         """Record the look after the last round, write the results, and end the run.
 
-        Returns the files. ``states`` are the models that the silos keep. The snapshot after the
-        last round must be written already.
+        Returns the files. ``states`` are the models that the silos keep, ``seen`` their counts on
+        test records in that look. The snapshot after the last round must be written already.
         """
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
         # The results come before the index that names them.
-        made = export.write(self.path, self._identity.silos, self.history, models, coordinator)
+        results = (self.history, models, coordinator, seen)
+        made = export.write(self.path, self._identity.silos, *results)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 
         # last: a run that names its results as finished has all of them on the disk

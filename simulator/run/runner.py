@@ -124,7 +124,9 @@ class _Rounds:
         last = self._simulation.look(self._watch.silo)
         measured = of_look(self._job.rounds, last)
         self._simulation.finish(last)
-        self._folder.finish(measured, self._simulation.states, self._simulation.coordinator)
+        seen = {silo: look.test for silo, look in last.items()}
+        states, coordinator = self._simulation.states, self._simulation.coordinator
+        self._folder.finish(measured, states, coordinator, seen)
         self._show(measured)
         self._watch.round(self._job.rounds, measured)
 

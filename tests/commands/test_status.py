@@ -122,7 +122,8 @@ def test_a_coordinators_jobs_stand_in_order_with_who_uploaded_and_who_is_missing
     assert (bad["job"], bad["outcome"], bad["reason"]) == ("bad", "failed", FAILED.reason)
     assert (job["job"], job["stage"], job["closed"], job["rounds"]) == ("open", "round", 1, 5)
     assert (job["uploaded"], job["missing"], job["dropped"]) == (["a"], ["b"], {"c": "TRAINING"})
-    assert job["last"] == {"round": 0, "members": ["a", "b"], "metrics": METRICS}
+    last = {"round": 0, "members": ["a", "b"], "metrics": METRICS, "noisy": False}
+    assert job["last"] == last
     assert (queued["stage"], queued["last"]) == ("queued", None)
     lines = show(coordinator).splitlines()
     assert lines[2].split() == ["bad", "ended", "0", "of", "5", "failed", "-"]

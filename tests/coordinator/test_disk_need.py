@@ -99,6 +99,19 @@ def test_the_room_grows_with_the_silos_and_names_what_it_is_for():
     assert str(mixed).endswith(" mail)")
 
 
+def test_tables_of_test_counts_stay_round_by_round():
+    plain, counted = (
+        make_job("fedavg", rounds=50, metrics={"confusion": confusion, "score_bins": 4})
+        for confusion in (False, True)
+    )
+    scores = 50 * 2 * 8 * 3 * 2 * 4
+    assert scores <= room(plain).counts < scores + 50 * 1000
+    matrix = 50 * 2 * 8 * 3 * 3
+    assert matrix <= room(counted).counts - room(plain).counts < matrix + 50 * 1000
+    assert room(make_job("fedavg")).counts == 0
+    assert room(counted).published == room(plain).published
+
+
 def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
     job = dataclasses.replace(
         made("fedavg"),

@@ -65,7 +65,9 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
                 folder.save_snapshot(simulation.snapshot())
         last = simulation.look()
         simulation.finish(last)
-        folder.finish(of_look(job.rounds, last), simulation.states, simulation.coordinator)
+        seen = {silo: look.test for silo, look in last.items()}
+        states, coordinator = simulation.states, simulation.coordinator
+        folder.finish(of_look(job.rounds, last), states, coordinator, seen)
         return folder
 
 

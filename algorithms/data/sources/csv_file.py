@@ -30,10 +30,9 @@ from pydantic import Field
 from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ..dataset import Dataset
-from ..features import Feature, stated
+from ..features import NUMBER, Feature, stated
 from ..options import DataTable, Names, Number, Positive
 
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # fits int64; record_checks rejects classes out of range
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 # Bytes per value once all are read: float64, float32, and float32 of each side of the split.
@@ -282,7 +281,11 @@ def _number(table: Csv, line: int, name: str, value: float | str) -> float:
     # float() also takes "nan", "1_000" and digits of other scripts.
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         raise _fault(
-            table, line, name, "is not a number; write it like -3.5, or declare its categories"
+            table,
+            line,
+            name,
+            "is not a number; write it like -3.5, declare its categories, or add it to"
+            " data.missing_marks",
         )
     return float(value)
 

@@ -251,10 +251,12 @@ class FedSSA(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together.
 
-        The option ``clip`` bounds the norm of both gradients together.
+        The option ``clip``, or else the job's, bounds the norm of both gradients together.
         """
         stage = self.stage("extractor", "classifier")  # Eq. 5, 6
-        return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
+        optimiser = stage.optimiser
+        clip = self.options.clip or optimiser.clip
+        return (replace(stage, optimiser=replace(optimiser, clip=clip)),)
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The rows of seen classes, zeros for the others.

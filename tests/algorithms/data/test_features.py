@@ -10,12 +10,14 @@ from staddle.algorithms.data.features import (
     Feature,
     declarations_differ,
     out_of_range,
+    outside,
     shown,
     width,
 )
 from staddle.algorithms.data.sources.csv_file import Csv
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.training.record_checks import check_records
+from staddle.algorithms.training.record_checks import check_records, range_advice
+from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 
 AGE = {"name": "age", "unit": "years", "least": 0, "most": 120, "center": 60, "scale": 10}
@@ -74,14 +76,15 @@ def test_what_agrees_is_taken_and_the_signed_job_says_it(job, read):
         ({"features": ["age", "sex"], "units": {}, "missing": {}},
             "the job has 'glucose', which this data set lacks; declare the job's features"),
         ({"categories": {"sex": ["m", "f"]}},
-            r"feature 'sex': its categories are \[f, m\] in the job and \[m, f\] here"),
-        ({"center": {"age": 50}}, "feature 'age': center is 60 in the job and 50 here"),
-        ({"scale": {}}, "feature 'age': scale is 10 in the job and 1 here"),
-        ({"units": {"glucose": "mg/dl"}}, "its unit is 'mmol/l' in the job and 'mg/dl' here"),
+            "feature 'sex': category 0 is 'f' in the job and 'm' here; write the job's categories"),
+        ({"center": {"age": 50}}, "feature 'age': center is 60.0 in the job and 50.0 here"),
+        ({"scale": {}}, "feature 'age': scale is 10.0 in the job and 1.0 here"),
+        ({"units": {"glucose": "mg/dl"}},
+            "its unit is 'mmol/l' in the job and 'mg/dl' here; convert"),
         ({"missing": {"glucose": 6}},
-            "a missing value counts as 5.5 in the job, and counts as 6.0 here"),
+            "a missing value counts as '6.0' here, in the job as '5.5'; write what the job says"),
         ({"missing": {"glucose": 5.5, "age": 60}},
-            "'age': a missing value may not be missing in the job, and counts as 60.0 here"),
+            "'age': a missing value counts as '60.0' here, in the job as 'none at all'"),
         ({"classes": ["dead", "alive"]}, "class 0 is 'alive' in the job and 'dead' here; reorder"),
     ],
 )  # fmt: skip
@@ -103,17 +106,19 @@ def test_bounds_themselves_are_inside_whatever_the_rounding():
     for center, scale in ((1 / 3, 7.0), (0.1, 1 / 7), (1e6 + 0.1, 3e-3)):
         feature = Feature(name="n", least=0.3, most=0.7, center=center, scale=scale)
         x = torch.tensor([(0.3 - center) / scale, (0.7 - center) / scale], dtype=torch.float64)
-        assert out_of_range([feature], x.float()[:, None]) == []
+        assert outside([feature], x.float()[:, None]) == {}
     wide = Feature(name="n", least=1)
-    (fault,) = out_of_range([wide], torch.tensor([[0.99], [1e30]]))
-    assert "1 of 2 records are outside 1 to inf" in fault
+    x = torch.tensor([[0.99], [1e30]])
+    assert outside([wide], x) == {"n": 1}
+    assert "1 of 2 records are outside 1 to inf" in out_of_range([wide], x, 0.05)[0]
+    assert out_of_range([wide], x, 0.5) == []  # of more than half
 
 
 def test_numbers_behind_categories_are_found_at_their_place():
     features = [Feature.model_validate(one) for one in (SEX, SUGAR)]
     assert width(features) == 3
     x = torch.tensor([[1, 0, 5.0], [0, 1, 50.0]])
-    assert "'glucose': 1 of 2" in out_of_range(features, x)[0]
+    assert outside(features, x) == {"glucose": 1}
 
 
 def test_data_without_names_does_not_meet_a_contract(job):
@@ -128,7 +133,12 @@ def test_data_without_names_does_not_meet_a_contract(job):
 @pytest.mark.parametrize(
     ("features", "model", "why"),
     [
-        ([AGE, SEX], {}, r"features have 3 numbers per record, model 'mlp' takes 4; write model"),
+        (
+            [AGE, SEX],
+            {},
+            r"features have 3 numbers, so a record has the shape \[1, 1, 3\]",
+        ),
+        (FEATURES, {"input": [4]}, r"'mlp' takes \[4\]; write model.input = \[1, 1, 4\]"),
         ([AGE, SEX, {"name": "age"}], {}, "features names 'age' 2 times; name each once"),
         (FEATURES, {"class_names": None}, "features without model.class_names"),
     ],
@@ -147,7 +157,9 @@ def test_a_contract_that_does_not_go_with_the_model_is_refused(make_job, feature
         ({"categories": ["a"], "unit": "m"}, "unit does nothing"),
         ({"least": 3, "most": 2}, "least = 3.0 is above most = 2.0; lower it"),
         ({"missing": "none"}, "is no number; declare categories, or give a number"),
-        ({"missing": 5, "most": 4}, "missing = 5.0 is outside its range"),
+        ({"missing": "inf"}, "is no number"),
+        ({"missing": "5.50"}, "is no number"),  # 5.5 has one spelling
+        ({"missing": 5, "most": 4}, "missing = 5.0 is outside -inf to 4.0; give one within"),
         ({"scale": 0}, "greater than 0"),
         ({"mean": 3}, "mean"),
     ],
@@ -163,6 +175,47 @@ def test_all_faults_are_named_and_many_are_counted():
     faults = declarations_differ(job, own)
     assert len(faults) == 7
     assert shown(faults).endswith("; and 2 more")
-    assert "feature '1': center is 1 in the job and 0 here" in shown(faults)
+    assert "feature '1': center is 1.0 in the job and 0.0 here" in shown(faults)
     composed, split = Feature(name="Gr\u00f6\u00dfe"), Feature(name="Gro\u0308\u00dfe")
     assert declarations_differ([composed], [split]) == []  # two spellings of one text
+    ways = ([one, "m"] for one in ("f\u00e9", "fe\u0301"))
+    one, other = (Feature(name="n", categories=way, missing=way[0]) for way in ways)
+    assert declarations_differ([one], [other]) == []
+    many = Feature(name="n", categories=[f"{n}\n" * 40 for n in range(9_999)])
+    assert len(shown(declarations_differ([many], [one]))) < 500
+    assert "\n" not in shown(declarations_differ([many], [one]))
+    assert "140.0 in the job and 140.0000001 here" in shown(
+        declarations_differ(
+            [Feature(name="n", center=140)], [Feature(name="n", center=140.0000001)]
+        )
+    )
+    (fault, *_) = declarations_differ([Feature(name="n")], [one])
+    assert "category 0 is None in the job and 'f\u00e9' here" in fault
+
+
+def test_answers_depend_on_no_single_record_and_in_a_private_job_on_none(make_job):
+    """An operator who chooses ranges would find the oldest patient by the answers to some jobs."""
+    x = torch.zeros(100, 1, 1, 4)
+    x[:, 0, 0, 3] = 5.0
+    x[:, 0, 0, 1] = 1.0
+    y = torch.arange(100) % 2
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
+    jobs = [
+        make_job("fedavg", model=MODEL, features=FEATURES, **fields)
+        for fields in ({}, {"privacy": privacy})
+    ]
+    for outside_it, answers in ((5, [True, True]), (6, [False, True]), (100, [False, True])):
+        some = x.clone()
+        some[:outside_it, 0, 0, 3] = 50.0
+        data = Dataset(some, y, ("alive", "dead"), features=jobs[0].features)
+        taken = []
+        for job in jobs:
+            try:
+                check_records(job, data, "here")
+                taken.append(True)
+            except LocalError:
+                taken.append(False)
+        assert taken == answers
+        (said,) = range_advice(jobs[1], data)
+        assert f"feature 'glucose': {outside_it} of 100 records are outside the range" in said
+    assert range_advice(jobs[0], Dataset(x, y)) == []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from staddle.algorithms.evaluation.counting import LARGEST_SCORE, Counting, table_fault
+from staddle.algorithms.evaluation.counting import LARGEST_SCORE, Counting, pooled
 
 
 def drawn(classes, n=300, seed=0):
@@ -108,18 +108,15 @@ def test_one_record_changes_no_more_than_the_sensitivity(classes, squared):
     assert largest == counting.squared_sensitivity == squared
 
 
-def test_a_table_that_does_not_add_up_is_a_fault():
-    tally = counted(Counting(3, confusion=True, bins=4), *drawn(3))
-    confusion, scores = map(torch.from_numpy, (tally.confusion, tally.scores))
-    fits = (tally.records, tally.correct)
-    assert table_fault("confusion", confusion, *fits) == ""
-    assert table_fault("scores", scores, *fits) == ""
-    moved = confusion.clone()
-    moved[0, 0] -= 1
-    moved[0, 1] += 1
-    assert "on its diagonal" in table_fault("confusion", moved, *fits)
-    assert "each of 300 test records once" in table_fault("confusion", confusion + 1, *fits)
-    more = scores.clone()
-    more[1, 0, 2] += 1
-    more[2, 0, 2] -= 1
-    assert "each of 300 test records once" in table_fault("scores", more, *fits)
+def test_private_tables_are_bounded_on_both_sides():
+    for part in Counting(3, confusion=True, bins=4, noised=True).parts():
+        assert {spec.bounds for spec in part.tensors} == {(-(2.0**40), 2.0**40)}
+    assert Counting(3, bins=4).parts()[0].tensors[0].bounds == (0.0, 2.0**40)
+
+
+def test_tallies_pool():
+    counting, (logits, labels) = Counting(3, confusion=True, bins=4), drawn(3)
+    halves = [counted(counting, logits[own], labels[own]) for own in (slice(100), slice(100, 300))]
+    assert pooled(halves) == counted(counting, logits, labels)
+    alone = pooled([counted(Counting(3), logits, labels)])
+    assert alone.tables == {}

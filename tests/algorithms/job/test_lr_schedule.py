@@ -70,7 +70,8 @@ def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):
 
 def test_a_cosine_falls_and_a_warmup_comes_before(make_job):
     cosine = Cosine(kind="cosine")
-    expected = [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0]
+    last = (1 - 0.5**0.5) / 2
+    expected = [1, (1 + 0.5**0.5) / 2, 0.5, last, last]  # a round that tunes is like the last
     assert [cosine.at_round(done, 4) for done in range(5)] == pytest.approx(expected)
     training = {"lr": 2.0, "warmup": 2, "schedule": {"kind": "cosine"}}
     job = make_job("fedavg", training=training, rounds=6)
@@ -103,6 +104,10 @@ def test_a_census_and_a_last_tuning_do_not_count(make_job):
     many = {"silos": [f"s{i}" for i in range(6)], "participation": 0.5}
     assert rates("fedsimsup", **many) == [1, 1, 0.5]
     assert rates("fedavg-ft") == [1, 0.5, 0.25]
+    cosine = make_job("fedavg-ft", training={"lr": 1.0, "schedule": {"kind": "cosine"}}, rounds=2)
+    stage = Stage(("extractor",), 1, len, cosine.training.rule)
+    tuned = [cosine.paced((stage,), round_)[0].optimiser.lr for round_ in range(3)]
+    assert tuned == pytest.approx([1, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

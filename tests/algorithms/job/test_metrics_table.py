@@ -19,8 +19,9 @@ def test_what_it_asks_for_crosses_in_every_round_before_the_counts(make_job):
     (phase, _) = job.document()["schema"]
     confusion, scores, _ = phase["up"][1:]
     assert (confusion["kind"], confusion["exchange"]) == ("METRIC", "sum.total")
-    table = {"name": "trained", "dtype": "int64", "shape": [3, 3], "least": "0.0"}
-    assert table in confusion["tensors"]
+    table = {"name": "trained", "dtype": "int64", "shape": [3, 3]}
+    bounds = {"least": "0.0", "most": "1099511627776.0"}
+    assert {**table, **bounds} in confusion["tensors"]
     assert [tensor["shape"] for tensor in scores["tensors"]] == [[3, 2, 4]] * 2
     again = Job.from_document(job.document(), "job.json", None)
     assert again.counting == job.counting
@@ -50,6 +51,14 @@ def test_blind_they_are_summed_over_all_silos(make_job):
     assert make_job("fedavg", **fields, metrics=BOTH).batches == (tuple("abcdefgh"),)
     with refused("part 'confusion' .*write participation = 1.0"):
         make_job("fedavg", **fields, metrics=BOTH, participation=0.5).document()
+
+
+def test_where_holders_are_counted_no_table_shows_classes_of_few(make_job):
+    blind = {"secure_aggregation": "required", "min_holders": 4, "colluders": 0}
+    fields = {"silos": list("abcdef"), "min_cohort": 3, "security": blind}
+    assert make_job("fedproto", **fields).counted
+    with refused("part 'confusion' has the test records of every class, also of one that fewer"):
+        make_job("fedproto", **fields, metrics={"confusion": True}).document()
 
 
 def test_a_method_has_no_part_of_this_kind(make_job, monkeypatch):

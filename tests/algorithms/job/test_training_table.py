@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 from support.refusals import refused
 
-from staddle.algorithms.course import Optimiser
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
@@ -13,7 +13,7 @@ from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training import loop
 from staddle.algorithms.training.loop import at_least_float32
-from staddle.algorithms.training.silo_round import local_round
+from staddle.algorithms.training.silo_round import facts_of, local_round
 from staddle.files.documents import canonical_json, parse_json
 
 ADAM = {"optimiser": "adam", "lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6}
@@ -64,7 +64,7 @@ def test_pieces_of_a_batch_add_up_to_it(make_job, make_shards, method, monkeypat
 
 
 def test_pieces_that_would_change_the_result_are_refused(make_job, make_shards):
-    with pytest.raises(ValidationError, match="would change what batch norm computes"):
+    with pytest.raises(ValidationError, match="would change what batch norm does"):
         make_job("fedavg", model={"norm": "batch"}, training={"physical_batch": 4})
     job = make_job("pfedme", training={"physical_batch": 4})
     records = {silo: Records(*sides) for silo, sides in make_shards(job, 10).items()}
@@ -93,3 +93,18 @@ def test_both_engines_train_alike(make_job, make_shards, method, optimiser):
     for silo in job.silos:
         for name, value in one[silo].flat.items():
             torch.testing.assert_close(other[silo].flat[name], value, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [("fedssa", {}), ("fedkd", {}), ("fedavg", {}), ("ditto", {})]
+)
+def test_the_jobs_clip_reaches_every_stage(make_job, make_data, method, model):
+    job = make_job(method, model=model, training={"clip": 0.5})
+    own, data = job.method(), make_data(20)
+    facts = facts_of(job, "a", 1, data)
+    stages = [s for s in own.stages(initial_state(own, "a"), facts) if isinstance(s, Stage)]
+    assert {stage.optimiser.clip for stage in stages} == {0.5}
+    if "clip" in type(own.options).model_fields:
+        job = make_job(method, {"clip": 2.0}, model=model, training={"clip": 0.5})
+        (stage,) = job.method().stages(initial_state(job.method(), "a"), facts)
+        assert stage.optimiser.clip == 2.0

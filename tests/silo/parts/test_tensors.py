@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.algorithms.evaluation.counting import Counting
-from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, upload_items
+from staddle.algorithms.exchange.parts import (
+    Item,
+    Kind,
+    Part,
+    Sum,
+    TensorSpec,
+    upload_items,
+    value_fault,
+)
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError, RefusedError
@@ -134,6 +143,12 @@ def faults(changes, records):
         (("confusion", "trained"), [[2, 1], [1, 0]], "has 2 on its diagonal, 3 records are right"),
         (("confusion", "delivered"), [[3, 0], [0, 1]], "has 4 on its diagonal, 2 records are r"),
         (("confusion", "trained"), [[4, -1], [2, -1]], "is -1, of 4 that were tested"),
+        (
+            ("confusion", "trained"),
+            [[2, 1], [0, 1]],
+            "has 3 test records of class 0, another",
+        ),
+        (("scores", "trained"), [[[0, 3, 0], [1, 0, 0]]], "has 1 test records of class 1, another"),
         (("scores", "trained"), [[[0, 2, 0], [1, 2, 0]]], "does not count each of 4 test records"),
         (("scores", "delivered"), [[[5, -1, 0], [0, 0, 0]]], "is 5, of 4 that were tested|is -1"),
     ],
@@ -147,8 +162,13 @@ def test_tables_of_test_counts_add_up(name, table, why):
 
 def test_noisy_tables_need_not_add_up_and_are_bounded_all_the_same():
     assert faults({("confusion", "trained"): [[4, 4], [0, 1]]}, None) == ""
-    assert "is 5, of 4" in faults({("confusion", "trained"): [[5, 4], [0, 1]]}, None)
-    assert "is -2, of 4" in faults({("scores", "trained"): [[[0, -2, 0], [1, 1, 0]]]}, None)
+    assert faults({("scores", "trained"): [[[0, -2, 0], [1, 99, 0]]]}, None) == ""
+    assert "correct.trained is 5, of 4" in faults({("metrics", "correct.trained"): 5}, None)
+    plain, noised = (replace(COUNTING, noised=noised).parts()[0] for noised in (False, True))
+    for part, least in ((plain, 0), (noised, -(2**40))):
+        values = torch.tensor([[least - 1, 0], [0, 0]])
+        assert "below" in value_fault(part.tensors[0], values)
+        assert not value_fault(part.tensors[0], values.clamp(min=least))
 
 
 # Norms.

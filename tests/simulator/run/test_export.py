@@ -1,6 +1,7 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -8,10 +9,11 @@ from safetensors.torch import load_file
 from support.counted import of_counts
 
 from staddle.algorithms.course import SiloState
-from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
+from staddle.algorithms.evaluation.counting import Tally
+from staddle.algorithms.training.silo_round import Seen, state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
-from staddle.simulator.run.export import model_file, rounds_csv, silos_csv, write
+from staddle.simulator.run.export import measures, model_file, rounds_csv, silos_csv, write
 from staddle.simulator.run.manifest import SiloRecords
 
 SILOS = (
@@ -28,6 +30,32 @@ MODELS = {
     "b": SiloState({"classifier": {"w": torch.ones(2)}}, {"n": torch.tensor(3)}),
     "a": SiloState({}),
 }
+
+
+def tally(confusion, scores=None):
+    confusion = np.array(confusion)
+    by_class = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
+    return Tally(by_class, confusion, scores)
+
+
+SEEN = {
+    "b": Seen(tally([[1, 1], [0, 2]]), tally([[2, 0], [0, 2]], np.array([[[0, 2], [2, 0]]]))),
+    "a": Seen(tally([[2, 0], [0, 0]]), tally([[0, 2], [0, 0]], np.array([[[2, 0], [0, 0]]]))),
+}
+
+
+def test_measures_are_of_all_records_together_and_silo_by_silo():
+    found = measures(SEEN)
+    assert found["trained"]["all"]["confusion"] == [[2, 2], [0, 2]]
+    assert (found["trained"]["all"]["accuracy"], found["trained"]["all"]["majority"]) == (
+        4 / 6,
+    ) * 2
+    assert found["trained"]["all"]["balanced_accuracy"] == 0.75
+    assert found["trained"]["all"]["auroc"]["value"] == (2 * 0 + 2 * 0.5) / 4
+    assert "auroc" not in found["trained"]["silos"]["a"]  # of one class alone
+    assert found["delivered"]["silos"]["b"]["classes"][1]["sensitivity"] == 1
+    assert "auroc" not in found["delivered"]["all"]
+    assert [*found["trained"]["silos"]] == ["b", "a"]
 
 
 def test_rounds_as_a_table_whose_numbers_lose_no_digit():
@@ -59,10 +87,10 @@ def test_silos_as_a_table_of_the_last_look():
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
-    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T})
+    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T}, SEEN)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
-        "rounds.csv", "silos.csv", "coordinator.safetensors", "models/b.safetensors",
-        "models/a.safetensors",
+        "rounds.csv", "silos.csv", "measures.json", "coordinator.safetensors",
+        "models/b.safetensors", "models/a.safetensors",
     ]  # fmt: skip
     assert all(path.exists() for path in made)
     assert {path.stat().st_mode & 0o777 for path in made} <= {0o644}
@@ -77,14 +105,14 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
 
 def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
     assert not any(
-        "coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {})
+        "coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN)
     )
 
 
 def test_a_file_in_the_way_is_told(tmp_path):
     (tmp_path / "models").write_text("")
     with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
-        write(tmp_path, SILOS, HISTORY, MODELS, {})
+        write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN)
 
 
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
@@ -92,7 +120,7 @@ def test_memberships_are_read_as_those_of_a_federation(tmp_path):
         silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
         for silo, p in (("b", 0.25), ("a", 0.5))
     }
-    write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])})
+    write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])}, SEEN)
     rows = membership.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])
     rows = membership.read_all([tmp_path / "coordinator.safetensors"])

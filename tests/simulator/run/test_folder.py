@@ -12,13 +12,14 @@ import pytest
 import torch
 from faults import disk
 from faults.disk import Calls, failing, killed
+from support.counted import counts as right
 from support.counted import of_counts
 from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, conduct, make_population, make_run, results
 from support.snapshots import story, told
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.training.silo_round import state_to_bytes
+from staddle.algorithms.training.silo_round import Seen, state_to_bytes
 from staddle.errors import UnwritableError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run.folder import folder_of, opened
@@ -217,7 +218,9 @@ def live(out, promise):
             folder.save_snapshot(STORY[at])
             promise(at)
         counts = dict.fromkeys(LIFE.job.silos, 1)
-        folder.finish([of_counts(at, "all/aggregated", counts, counts)], STORY[at].states, {})
+        seen = {silo: Seen(right(1, 1), right(1, 0)) for silo in LIFE.job.silos}
+        last = [of_counts(at, "all/aggregated", counts, counts)]
+        folder.finish(last, STORY[at].states, {}, seen)
 
 
 def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypatch):
