@@ -11,7 +11,6 @@ from itertools import zip_longest
 from math import inf, isfinite
 from typing import Annotated
 
-import numpy as np
 import pydantic
 from pydantic import BeforeValidator, Field
 from torch import Tensor
@@ -217,10 +216,9 @@ def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
         place += feature.width
         if feature.categories is not None:
             continue
-        # Bounds are rounded as the values were, so that none at a bound falls outside.
+        # torch rounds bounds as the values were rounded, so that none at a bound falls outside.
         low, high = (
-            float(np.float32((bound - feature.center) / feature.scale))
-            for bound in (feature.low, feature.high)
+            (bound - feature.center) / feature.scale for bound in (feature.low, feature.high)
         )
         records = int(((column < low) | (column > high)).sum())
         if records:

@@ -2,6 +2,7 @@
 leaves.
 """
 
+import numpy as np
 import pytest
 import torch
 from federation.keyed import TIMING, even
@@ -9,6 +10,7 @@ from support.ledgers import stored
 from support.private_jobs import dataset, undrafted
 
 from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.coordinator.storage.results import read
 from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import cost
 from staddle.security.ledger.audit import ledger_folder, verify
@@ -27,8 +29,10 @@ DEADLY = ("counts.json", "privacy.head", "budget.commit", "rename outbox-3", "re
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 
 
-def private(document, name, method, epsilon, **changes):
+def private(document, name, method, epsilon, metrics_sigma=None, **changes):
     table = {"epsilon": epsilon, "delta": 1e-5, "sample_rate": 0.2, "sigma": SIGMA}
+    if metrics_sigma is not None:
+        table["metrics_sigma"] = metrics_sigma
     return document(
         name, SILOS, method, **{"min_cohort": 2, "rounds": 2, "privacy": table, **changes}
     )
@@ -88,6 +92,16 @@ def check_spent(running, silo, job, most):
     return [each["round"] for each in own if each["purpose"] == "training"]
 
 
+def check_noisy_counts(running, job):
+    """Sums of noisy tables cross masked, and cells that had no record fall below zero, too."""
+    for closed in read(running.kept, job.name).rounds:
+        assert closed["noisy"]
+        cells = np.array(closed["metrics"]["confusion.trained"])
+        assert cells.min() < 0 < cells.max()
+        assert cells.std() > 50  # 4 silos' noise of 50 * √(3 + 2 + 20), and more
+        assert np.array(closed["metrics"]["scores.trained"]).shape == (10, 2, 8)
+
+
 @pytest.mark.timeout(120)
 def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(start, document):
     """Two silos die at their writes.
@@ -108,6 +122,7 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
             min_cohort=3,
             security=SECURITY,
             metrics={"confusion": True, "score_bins": 8},
+            metrics_sigma=50.0,
         )
     )
     over = running.job(private(document, "over", "fedavg", target, rounds=1))
@@ -131,6 +146,7 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
         check_silo(running, silo)
     ended = [(event["job"], event["outcome"]) for event in seen if event["event"] == "job.ended"]
     assert ended == [(job.name, "completed") for job in (crash, blind, over)]
+    check_noisy_counts(running, blind)
     # Who dies before a round is paid for pays again; what was trained is sent again, and not
     # trained again.
     assert check_spent(running, "north", crash, target) == [0, 1, 2, 3]

@@ -128,6 +128,14 @@ def test_calibration_is_that_of_the_pooled_records(pooled):
         assert found.most - found.least < 1 / 16  # 64 bins: a probability of 0.06 in the middle
 
 
+def test_a_share_between_the_edges_of_its_bin_may_be_no_error():
+    """Probabilities of a half to one, three in four observed."""
+    found = measures.calibration_error(np.array([[0, 2], [0, 6]]))
+    assert (found.value, found.least, found.most) == (0, 0, 0.25)
+    low = measures.calibration_error(np.array([[0, 6], [0, 2]]))
+    assert (low.value, low.least, low.most) == (0.5, 0.25, 0.75)
+
+
 def test_a_model_that_calls_all_patients_ill_shows_what_it_is():
     """93 of 100 ill: accuracy 93 %."""
     sums = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from staddle.commands.federation import jobs
 from staddle.commands.federation.round_text import class_table, in_words, round_fields
 from staddle.errors import PeerError
 from staddle.proto import operations_pb2 as pb
@@ -73,3 +74,14 @@ def test_a_table_with_too_few_counts_is_refused():
 def test_sums_that_lack_something_raise_nothing(sums):
     (found,) = round_fields([closed(sums=sums)])
     assert in_words(found)
+
+
+def test_a_line_of_a_job_names_who_declined():
+    status = pb.JobStatus(
+        job="one", stage="round", rounds=2, answers={"b": "DATA", "a": "accepted"}
+    )
+    line = jobs._line(status)
+    assert "declined by b (DATA" in line
+    assert line.endswith("their own logs say why")
+    del status.answers["b"]
+    assert "declined" not in jobs._line(status)

@@ -1,10 +1,13 @@
 """What silo and coordinator both make of a blind round before its cohort."""
 
+from dataclasses import replace
+
 import pytest
 from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.metrics_table import MetricsTable
 from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]
@@ -55,6 +58,16 @@ def test_a_round_that_sums_metrics_alone_is_known_by_its_number():
     assert digest("pfedsim", 3) == digest("pfedsim", 3, "model")
     assert digest("pfedsim", 3) != digest("pfedsim", 2)
     assert digest("pfedsim", 1) != digest("pfedsim", 1, "model")  # its first phase sums the model
+
+
+def test_tables_of_test_counts_are_no_model():
+    whole = replace(job_of("pfedsim"), metrics=MetricsTable(confusion=True, score_bins=4))
+    first, later = (JobPlan(whole).round(round_) for round_ in (0, 3))
+    assert [part.name for part in later.sums] == ["confusion", "scores", "metrics"]
+    assert later.sums_no_model
+    assert later.sums_metrics_alone
+    assert not first.sums_no_model
+    assert not JobPlan(whole).round(whole.length).sums_no_model  # which sums nothing
 
 
 @pytest.mark.parametrize("method", GIVEN)
