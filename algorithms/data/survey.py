@@ -100,6 +100,12 @@ class Column:
         """What a reader of numbers or categories would stumble over."""
         if self.kind == "empty":
             yield "has no value"
+        # Such as a cholesterol of 0 in every record.
+        if len(self.numbers) > 1 and min(self.numbers) == max(self.numbers) and not self.texts:
+            yield (
+                f"has {self.numbers[0]:g} in all records that have a value; does it stand for a"
+                " missing one?"
+            )
         if self.commas:
             yield (
                 f"decimals with a comma: {self.commas:,}, the first in line {self.first_comma};"

@@ -120,5 +120,7 @@ def test_faults_of_whole_files_and_labels(inspect):
     one = inspect("a,y\n1,x\n2,x\n3,\n", "--label", "y", code=1)
     assert "label 'y': missing values: 1" in one
     assert "label 'y': 1 class; at least 2 are needed" in one
+    constant = inspect("a,chol\n1,0\n2,0\n3,\n", code=1)
+    assert "column 'chol': has 0 in all records that have a value" in constant
     empty = inspect("a,b\n1,\n2,NA\n", code=1)
     assert "column 'b': has no value" in empty
