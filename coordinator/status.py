@@ -1,6 +1,6 @@
 """The jobs in a coordinator's folder, read next to a running coordinator or without one."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,12 @@ def _last(database: Database, job: str, folder: Path) -> LastRound | None:
     rounds = database.rounds(job)
     if not rounds:
         return None
-    number, members, metrics = rounds[-1]
-    tables = {name: table.tolist() for name, table in read_counts(folder, number).items()}
-    return LastRound(number, tuple(members), {**metrics, **tables}, database.is_private(job))
+    number, members, metrics = rounds[-1][0], rounds[-1][1], dict[str, Any](rounds[-1][2])
+    # One damaged file does not hide the other jobs.
+    with suppress(LocalError):
+        for name, table in read_counts(folder, number).items():
+            metrics[name] = table.tolist()
+    return LastRound(number, tuple(members), metrics, database.is_private(job))
 
 
 def _job(state: JobState, database: Database, folder: Path) -> CoordinatorJobStatus:

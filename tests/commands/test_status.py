@@ -28,6 +28,7 @@ from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.replay_log import Spooled, dumped
 from staddle.errors import LocalError
+from staddle.files import tensor_file
 from staddle.files.documents import canonical_json
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -349,3 +350,22 @@ def test_a_blind_round_shows_whose_masked_words_are_here_and_who_is_excluded(coo
     (job,) = read(coordinator)["jobs"]
     assert (job["uploaded"], job["missing"], job["dropped"]) == ([cohort[1]], [cohort[0]], excluded)
     database.close()
+
+
+def test_tables_of_counts_are_shown_and_a_damaged_one_hides_nothing(coordinator, database):
+    keep(database, OPEN)
+    with database.transaction():
+        database.close_round("open", 0, ["a", "b"], METRICS, {}, {})
+    folder = coordinator.parent / "state" / "jobs" / "open"
+    folder.mkdir(parents=True)
+    matrix = torch.tensor([[40, 0], [10, 0]])
+    tables = {f"confusion.{model}": matrix for model in ("delivered", "trained")}
+    (folder / "0.counts").write_bytes(tensor_file.to_bytes(tables))
+    (job,) = read(coordinator)["jobs"]
+    assert job["last"]["metrics"]["confusion.trained"] == matrix.tolist()
+    assert "(balanced 50.0%, one class for all 80.0%)" in " ".join(show(coordinator).split())
+    data = bytearray((folder / "0.counts").read_bytes())
+    data[-1] ^= 1
+    (folder / "0.counts").write_bytes(data)
+    (job,) = read(coordinator)["jobs"]
+    assert job["last"]["metrics"] == METRICS
