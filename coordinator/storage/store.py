@@ -353,7 +353,9 @@ class JobStore:
         Folding the round again replaces the file.
         """
         if tables:
-            self.write(counts_file(round_), tables)
+            # The format takes no tensors that share memory.
+            own = {name: table.clone() for name, table in tables.items()}
+            self.write(counts_file(round_), own)
 
     def counts(self, round_: int) -> dict[str, Tensor]:
         """What ``keep_counts`` kept of a round; empty where it kept nothing."""

@@ -359,7 +359,7 @@ def test_tables_of_counts_are_shown_and_a_damaged_one_hides_nothing(coordinator,
     folder = coordinator.parent / "state" / "jobs" / "open"
     folder.mkdir(parents=True)
     matrix = torch.tensor([[40, 0], [10, 0]])
-    tables = {f"confusion.{model}": matrix for model in ("delivered", "trained")}
+    tables = {f"confusion.{model}": matrix.clone() for model in ("delivered", "trained")}
     (folder / "0.counts").write_bytes(tensor_file.to_bytes(tables))
     (job,) = read(coordinator)["jobs"]
     assert job["last"]["metrics"]["confusion.trained"] == matrix.tolist()
