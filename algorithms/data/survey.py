@@ -232,7 +232,7 @@ def _against(column: Column, feature: Feature) -> Iterator[str]:
 
 def _other_categories(column: Column, known: Sequence[str]) -> Iterator[str]:
     # Numbers may be categories, too, such as 0 and 1.
-    numbers = [f"{number:g}" for number in set(column.numbers)]
+    numbers = [f"{number:.15g}" for number in set(column.numbers)]
     others = [text for text in (*column.texts, *numbers) if text not in known]
     if others:
         yield (

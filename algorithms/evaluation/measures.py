@@ -15,6 +15,9 @@ from scipy.special import digamma
 
 from .counting import CONFUSION, LARGEST_SCORE, MODELS, SCORES, Table
 
+# No sum of counts comes near it, and a few million such cells still add up within 64 bits.
+MOST_COUNT = 2**40
+
 
 @dataclass(frozen=True)
 class ClassMeasures:
@@ -174,10 +177,10 @@ def of_sums(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for model in MODELS:
         said: dict[str, Any] = {"accuracy": _within(sums.get(f"correct.{model}", 0) / tested)}
         if (confusion := sums.get(f"{CONFUSION}.{model}")) is not None:
-            said |= of_by_class(_by_class(np.array(confusion, dtype=np.int64)))
+            said |= of_by_class(_by_class(_table(confusion, least=-MOST_COUNT)))
         if (scores := sums.get(f"{SCORES}.{model}")) is not None:
             # Noise leaves cells below zero.
-            said |= of_scores(np.array(scores, dtype=np.int64).clip(min=0))
+            said |= of_scores(_table(scores, least=0))
         found[model] = said
     return found
 
@@ -198,6 +201,11 @@ def numbers(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
                     found[f"{name}.{model}.least"] = least
                     found[f"{name}.{model}.most"] = most
     return found
+
+
+def _table(cells: Any, least: int) -> Table:
+    table: Table = np.array(cells, dtype=np.int64).clip(least, MOST_COUNT)
+    return table
 
 
 def _within(share: float) -> float:

@@ -793,7 +793,8 @@ class Job:
     def paced(self, course: Course, round_: int) -> Course:
         """A silo's course of a round at the learning rates that the schedule has for it.
 
-        Surveys and changes have no rate, and stay.
+        Surveys and changes have no rate, and stay. Batches are taken in pieces of at most
+        ``training.physical_batch`` records.
         """
         factor = self.training.factor(self.rounds_before(round_), self.rounds)
         return paced(course, factor, self.training.physical_batch)

@@ -39,6 +39,7 @@ def _fields(one: pb.ClosedRound) -> dict[str, Any]:
                 f" {len(counts)} counts, which no job makes; ask its people for its release",
             )
         metrics[table.name] = counts.reshape(shape).tolist()
+    _check_pairs(one)
     return {
         "round": one.round,
         "members": list(one.members),
@@ -46,6 +47,19 @@ def _fields(one: pb.ClosedRound) -> dict[str, Any]:
         "metrics": metrics,
         "measures": numbers(of_sums(metrics)),
     }
+
+
+def _check_pairs(one: pb.ClosedRound) -> None:
+    """Both models are tested on the same classes."""
+    shapes = {table.name: tuple(table.shape) for table in one.tables}
+    for part in ("confusion", "scores"):
+        delivered, trained = (shapes.get(f"{part}.{model}") for model in WORDS)
+        if delivered != trained:
+            raise PeerError(
+                "coordinator",
+                f"round {one.round} has tables {part!r} of shapes {delivered} and {trained}, which"
+                " no job makes; ask its people for its release",
+            )
 
 
 def _is_confusion(shape: tuple[int, ...]) -> bool:

@@ -1,6 +1,6 @@
 """``staddle data``: a table of records, before it is used."""
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ from ...algorithms.data.features import Feature
 from ...algorithms.data.survey import Column, TableSurvey, contract_faults, survey
 from ...errors import LocalError
 from ...files.documents import Strict, parse_json, read_bytes, validate
+from ...files.toml_document import parse_document
 from ..console import printer
 from ..console.toml import to_toml
 
@@ -39,6 +40,10 @@ def inspect(
 
     Nothing leaves: it prints what stands in the file for those who hold it.
     """
+    if not re.fullmatch(r'[^"\r\n]', delimiter):
+        raise LocalError(
+            f"--delimiter {delimiter!r}: give one character, and neither a quote nor a line's end"
+        )
     contract = _Contract() if job is None else _contract(job)
     found = survey(file, delimiter)
     for name in filter(None, (label, record_id)):
@@ -66,7 +71,7 @@ def _contract(path: Path) -> _Contract:
         document: Any = parse_json(data, str(path))
         document = document.get("document") if isinstance(document, dict) else None
     else:
-        document = tomllib.loads(data.decode())
+        document = parse_document(data, str(path))
     if not isinstance(document, dict):
         raise LocalError(f"{path}: not a job; give a job file, or a signed job")
     model = document.get("model")
@@ -108,7 +113,7 @@ def _faults(found: TableSurvey, label: str, record_id: str, contract: _Contract)
 
 def _classes(column: Column) -> tuple[str, ...]:
     numbers = sorted(set(column.numbers))
-    return (*(f"{number:g}" for number in numbers), *column.categories)
+    return (*(f"{number:.15g}" for number in numbers), *column.categories)
 
 
 def _repeated(column: Column) -> int:

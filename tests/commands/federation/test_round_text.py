@@ -63,6 +63,13 @@ def test_tables_that_no_job_makes_are_the_coordinators_fault(name, table):
         round_fields([closed([(name, table)])])
 
 
+@pytest.mark.parametrize("trained", [[], [("confusion.trained", np.eye(3, dtype=np.int64))]])
+def test_tables_of_both_models_have_one_shape(trained):
+    given = [("confusion.delivered", np.eye(2, dtype=np.int64)), *trained]
+    with pytest.raises(PeerError, match=r"round 3 has tables 'confusion' of shapes \(2, 2\) and"):
+        round_fields([closed(given)])
+
+
 def test_a_table_with_too_few_counts_is_refused():
     short = closed([("confusion.trained", [[1, 0], [0, 1]])])
     del short.tables[0].counts[2:]

@@ -112,6 +112,24 @@ def test_what_cannot_be_read_is_said(inspect, text, options, why):
         inspect(text, *options)
 
 
+@pytest.mark.parametrize("content", [b"[[features", b"name = '\xff'"])
+def test_a_job_that_is_no_toml_is_said(inspect, tmp_path, content):
+    (tmp_path / "j.toml").write_bytes(content)
+    with pytest.raises(LocalError, match=r"j\.toml: not valid TOML"):
+        inspect(GOOD, "--job", str(tmp_path / "j.toml"))
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", '"', "\n"])
+def test_a_delimiter_is_one_character(inspect, delimiter):
+    with pytest.raises(LocalError, match=r"--delimiter .*: give one character"):
+        inspect(GOOD, "--delimiter", delimiter)
+
+
+def test_large_classes_keep_all_their_digits(inspect):
+    text = "age,ward\n" + "".join(f"{age},{1234567 + age % 2}\n" for age in range(9))
+    assert draft(inspect(text, "--label", "ward"))["classes"] == ["1234567", "1234568"]
+
+
 def test_faults_of_whole_files_and_labels(inspect):
     twice = inspect("a,a\n1,2\n", code=1)
     assert "2 columns are named 'a'; name them apart" in twice
