@@ -45,22 +45,9 @@ from .exchange.delivery import KEEP, Combined, CoordinatorState, Delivery, Lates
 from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
 from .leaks.taint import EXACT, PUBLIC
 from .numerics.streams import Seed
+from .tasks.task import Task
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
-
-# Counts, not accuracies: their sums give the accuracy over all silos' test records, and a blind job
-# can add them up.
-METRICS = Part(
-    "metrics",
-    Kind.METRIC,
-    Sum("total"),
-    (
-        # test records right with the model as delivered
-        TensorSpec("correct.delivered", "int64", (), 0.0),
-        TensorSpec("correct.trained", "int64", (), 0.0),  # the same after local training
-        TensorSpec("tested", "int64", (), 0.0),  # test records
-    ),
-)
 
 
 class Build(Protocol):
@@ -87,7 +74,8 @@ class Setting:
     silos: tuple[str, ...]  # in job order: the order of every fold
     cohort_size: int  # silos drawn for a round that trains; fewer contribute where some fail
     rounds: int  # that train
-    classes: int
+    outputs: int  # numbers that the model gives for a record: in a classification one per class
+    task: Task
     input: tuple[int, ...]  # one record: channels, height, width, or what its model takes
     epochs: int
     optimiser: Optimiser
@@ -119,6 +107,8 @@ class Method(ABC):
     name: str
     version: int
     options_model: ClassVar[type[Strict]] = NoOptions
+    needs_classes: str = ""
+    """What it does with classes, such as "averages features class by class"; empty if nothing."""
     product: Literal["delivered", "trained"] = "trained"
     """The model that a silo keeps in the end: the one delivered last, or the one trained last."""
     loadable: tuple[str, ...] = ()
@@ -231,11 +221,10 @@ class Method(ABC):
         return {}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Logits [B, classes] of the silo's model.
+        """Outputs [B, outputs] of the silo's model, such as logits.
 
         ``parts`` hold modules, or their functional forms under ``torch.vmap``; ``x`` is [B,
-        channels, height, width]. The runner compares the largest logit of each test record with its
-        label.
+        channels, height, width]. Evaluation compares them with what is true of the test records.
         """
         return parts["classifier"](parts["extractor"](x))
 
@@ -434,19 +423,19 @@ class Method(ABC):
         return SiloState(changed, state.extra)
 
     def stage(self, *trains: str) -> Stage:
-        """Cross-entropy on the job's epochs and optimiser, training the named parts.
+        """The task's loss on the job's epochs and optimiser, training the named parts.
 
         Methods change single fields by ``dataclasses.replace``.
         """
-        return Stage(trains, self.setting.epochs, self.cross_entropy, self.setting.optimiser)
+        return Stage(trains, self.setting.epochs, self.task_loss, self.setting.optimiser)
 
-    def cross_entropy(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Per-sample cross-entropy [B] of ``predict``.
+    def task_loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """The task's loss [B] of ``predict``, such as cross-entropy.
 
         The runner takes the mean, and a private job clips each record's gradient first: so the
         losses are not reduced here.
         """
-        return nn.functional.cross_entropy(self.predict(parts, x), y, reduction="none")
+        return self.setting.task.losses(self.predict(parts, x), y)
 
 
 def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:

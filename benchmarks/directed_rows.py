@@ -118,8 +118,8 @@ def run(form: str, partition: str, seed: int, rounds: int, participation: float)
         if isinstance(part.exchange, Mix)
     }
     return Found(
-        sum(report.correct_trained for report in last) / tested,
-        sum(report.correct_delivered for report in last) / tested,
+        sum(report.trained.correct for report in last) / tested,
+        sum(report.delivered.correct for report in last) / tested,
         counting.asked,
         counting.made,
         WORD_BYTES[form] * numbers * (participation if form == "directed" else 1),

@@ -258,8 +258,8 @@ def run(
         lot,
         float(correlations(solved, true).mean()),
         float(correlations(solved - solved.mean(axis=0), true - true.mean(axis=0)).mean()),
-        sum(report.correct_trained for report in last) / tested,
-        sum(report.correct_delivered for report in last) / tested,
+        sum(report.trained.correct for report in last) / tested,
+        sum(report.delivered.correct for report in last) / tested,
     )
 
 

@@ -171,9 +171,9 @@ def run(data: Data, records: Dataset, method: str, epsilon: str, seed: int) -> R
         epsilon,
         seed,
         "" if job.privacy is None else str(job.privacy.sigma),
-        sum(getattr(report, f"correct_{product}") for report in last),
+        sum(getattr(report, product).correct for report in last),
         sum(report.tested for report in last),
-        round(min(result.accuracy(product).values()), 4),
+        round(min(result.scores(product).values()), 4),
         round(time.perf_counter() - began, 1),
     )
 

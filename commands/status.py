@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..algorithms.evaluation.measures import of_sums
+from ..algorithms.tasks.counting import flattened
 from ..coordinator import config as coordinator_configs
 from ..coordinator import status as coordinator
 from ..coordinator.rounds.events import in_words
@@ -23,6 +23,7 @@ from ..silo.status import SiloJobStatus as SiloJob
 from .console import printer
 from .console.output import size
 from .console.printer import PrintedTable
+from .federation.round_text import in_numbers
 from .ledger import show as ledger_show
 
 WIDTH = 100
@@ -93,17 +94,12 @@ def _metrics(job: CoordinatorJob) -> str:
     if job.last is None:
         return "-"
     silos = f"{len(job.last.members)} silos"
-    said = of_sums(job.last.metrics)
-    # Silos of a private job without ``metrics_sigma`` send zeros: there is no share to show.
-    if not said:
+    said, form = job.last.measures, job.last.score
+    # Silos of a private job without ``metrics_sigma`` send zeros: there is nothing to show.
+    if not said or form is None:
         return silos
 
-    delivered, trained = said["delivered"], said["trained"]
-    text = f"{silos}, {delivered['accuracy']:.1%} right as delivered"
-    text += f", {trained['accuracy']:.1%} as trained"
-    if "balanced_accuracy" in trained:
-        text += f" (balanced {trained['balanced_accuracy']:.1%},"
-        text += f" one class for all {trained['majority']:.1%})"
+    text = f"{silos}; {in_numbers(flattened(said), form)}"
     if job.last.noisy:
         text += ", with noise"
     return text
@@ -176,7 +172,7 @@ def _silo(found: SiloStatus) -> list[str | PrintedTable]:
     problems = []
     for job in found.jobs:
         done = f"{job.done} of {job.rounds}"
-        rows.append((job.job, job.method, done, _state(job), _accuracy(job)))
+        rows.append((job.job, job.method, done, _state(job), _score(job)))
         # One damaged job does not hide the others.
         if job.problem:
             problems.append(f"{job.job}: {job.problem}")
@@ -195,16 +191,15 @@ def _state(job: SiloJob) -> str:
     return "open"
 
 
-def _accuracy(job: SiloJob) -> str:
-    # No test records, or no evaluation yet.
-    if not job.tested or job.correct is None:
+def _score(job: SiloJob) -> str:
+    form = job.form
+    # No test records, or no evaluation yet, or a report of an earlier release.
+    if not job.tested or job.score is None or job.baseline is None or form is None:
         return "-"
-    text = f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%}"
-    # An earlier release's report does not have these two.
-    if job.balanced is None or job.most_frequent is None:
-        return f"{text})"
-    majority = job.most_frequent / job.tested
-    return f"{text}; balanced {job.balanced:.1%}; one class for all {majority:.1%})"
+    text = f"{form.name} {form.text(job.score)} on {job.tested}"
+    if job.balanced is not None:
+        text += f"; balanced {job.balanced:.1%}"
+    return f"{text}; {form.constant} {form.text(job.baseline)}"
 
 
 def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:

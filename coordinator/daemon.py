@@ -25,6 +25,7 @@ from ..proto.stream import Digests
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys
+from ..security.identity.selection import among, without
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from .config import CoordinatorConfig
 from .disk_need import check_room
@@ -51,7 +52,6 @@ from .rounds.events import (
     Unkeyed,
 )
 from .rounds.machine import JobState, advance, resumed
-from .rounds.selection import without
 from .rounds.tasks import SiloTask, awaited, concerned, task_for
 from .storage.attestations import Attesting
 from .storage.database import Database, StoredJob
@@ -134,6 +134,10 @@ class Daemon:
             StartRoundTimer: self._watch,
             LogEvent: self._report,
         }
+
+    def run_of(self, name: str) -> JobRun | None:
+        """The run of the job of this name, if there is one."""
+        return next((run for run in self.runs if run.job.name == name), None)
 
     def check_new(self, job: Job) -> None:
         """LocalError if a job that is not in the database may not begin here.
@@ -503,7 +507,7 @@ class Daemon:
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)
         # The cohort follows from the job, so that silos can check it (SECURITY.md 36).
-        cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
+        cohort = among(run.job.cohort(effect.round), admitted)
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
     def _report(self, run: JobRun, effect: LogEvent) -> None:

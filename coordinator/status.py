@@ -1,16 +1,18 @@
 """The jobs in a coordinator's folder, read next to a running coordinator or without one."""
 
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.job.evaluated import evaluated
+from ..algorithms.tasks.counting import ScoreForm
 from ..errors import LocalError
 from ..files.documents import Disk, disk
+from ..security.identity.selection import among, without
 from ..security.log.lock import held
 from .config import CoordinatorConfig
 from .rounds.machine import JobState
-from .rounds.selection import among, without
 from .storage.database import Database, relayed
 from .storage.replay_log import Spooled, loaded
 from .storage.store import read_counts
@@ -24,6 +26,8 @@ class LastRound:
     members: tuple[str, ...]
     metrics: dict[str, Any]  # sums over the members: numbers, and nested lists of them
     noisy: bool = False  # the job is private
+    measures: dict[str, Any] = field(default_factory=dict)  # by model, what the sums say
+    score: ScoreForm | None = None  # None for the task of an installed package
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,13 @@ def _last(database: Database, job: str, folder: Path) -> LastRound | None:
     with suppress(LocalError):
         for name, table in read_counts(folder, number).items():
             metrics[name] = table.tolist()
-    return LastRound(number, tuple(members), metrics, database.is_private(job))
+    evaluation = database.evaluation(job)
+    found, noisy = LastRound(number, tuple(members), metrics), evaluation["noised"]
+    known = evaluated(evaluation)
+    if known is None:
+        return replace(found, noisy=noisy)
+    counting = known.counting
+    return replace(found, noisy=noisy, measures=counting.of_sums(metrics), score=counting.score)
 
 
 def _job(state: JobState, database: Database, folder: Path) -> CoordinatorJobStatus:

@@ -109,7 +109,7 @@ def _of_control_groups() -> list[int]:
         # the root has no limit; a container may not show the groups above its own
         except OSError:
             continue
-        pages = dict(line.split() for line in statistics)
+        pages = dict(map(str.split, statistics))
         if most != "max":
             found.append(int(most) - now + int(pages.get(cache, 0)))
     return found

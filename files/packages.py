@@ -25,7 +25,8 @@ from ..errors import LocalError, StaddleError
 from .documents import canonical_json
 
 # Part of the interface with other packages: their pyproject.toml names them.
-METHODS, MODELS = "staddle.methods", "staddle.models"  # groups of entry points
+METHODS, MODELS, TASKS = "staddle.methods", "staddle.models", "staddle.tasks"  # entry points
+DATASETS = "staddle.datasets"
 COMPILED = "__pycache__"  # made from the source, and different on each machine
 LONGEST_WHY = 200  # characters of what another project's error says
 

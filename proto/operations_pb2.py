@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"[\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\"\xcb\x01\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12&\n\x06tables\x18\x04 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x05 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xe1\x02\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"o\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\x12\x12\n\nevaluation\x18\x03 \x01(\x0c\"\xcb\x01\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12&\n\x06tables\x18\x04 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x05 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xe1\x02\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,13 +53,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS_FAILEDENTRY']._serialized_start=532
   _globals['_JOBSTATUS_FAILEDENTRY']._serialized_end=577
   _globals['_JOBREPORT']._serialized_start=579
-  _globals['_JOBREPORT']._serialized_end=670
-  _globals['_CLOSEDROUND']._serialized_start=673
-  _globals['_CLOSEDROUND']._serialized_end=876
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=830
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=876
-  _globals['_COUNTTABLE']._serialized_start=878
-  _globals['_COUNTTABLE']._serialized_end=935
-  _globals['_OPERATIONS']._serialized_start=938
-  _globals['_OPERATIONS']._serialized_end=1291
+  _globals['_JOBREPORT']._serialized_end=690
+  _globals['_CLOSEDROUND']._serialized_start=693
+  _globals['_CLOSEDROUND']._serialized_end=896
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=850
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=896
+  _globals['_COUNTTABLE']._serialized_start=898
+  _globals['_COUNTTABLE']._serialized_end=955
+  _globals['_OPERATIONS']._serialized_start=958
+  _globals['_OPERATIONS']._serialized_end=1311
 # @@protoc_insertion_point(module_scope)

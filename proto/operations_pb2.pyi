@@ -76,12 +76,14 @@ class JobStatus(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., method: _Optional[str] = ..., stage: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., answers: _Optional[_Mapping[str, str]] = ..., silos: _Optional[_Iterable[str]] = ..., cohort: _Optional[_Iterable[str]] = ..., given: _Optional[_Iterable[str]] = ..., failed: _Optional[_Mapping[str, str]] = ..., unheard: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("status", "rounds")
+    __slots__ = ("status", "rounds", "evaluation")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     status: JobStatus
     rounds: _containers.RepeatedCompositeFieldContainer[ClosedRound]
-    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[ClosedRound, _Mapping]]] = ...) -> None: ...
+    evaluation: bytes
+    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[ClosedRound, _Mapping]]] = ..., evaluation: _Optional[bytes] = ...) -> None: ...
 
 class ClosedRound(_message.Message):
     __slots__ = ("round", "members", "metrics", "tables", "noisy")

@@ -9,12 +9,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
+from ..algorithms.tasks.task import named_array
 from ..algorithms.training.record_checks import range_advice
 from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files.documents import read_bytes
@@ -141,13 +143,20 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
             ),
         )
     records = source.load(None)
-    classes = len(set(records.y.tolist()))
-    named = "classes named" if records.class_names else "classes not named"
     shape = list(records.x.shape[1:])
     return (
         records,
-        f"{source.where}: {len(records)} records of shape {shape}, {classes} classes, {named}",
+        f"{source.where}: {len(records)} records of shape {shape}, {_truths(records)}",
     )
+
+
+def _truths(records: Dataset) -> str:
+    """What is true of the records, as far as a data set says without a job."""
+    y = records.y
+    if y.dtype != torch.int64 or y.ndim > 1:
+        return f"targets {named_array(y.dtype, tuple(y.shape[1:]))}"
+    named = "classes named" if records.class_names else "classes not named"
+    return f"{len(set(y.tolist()))} classes, {named}"
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:

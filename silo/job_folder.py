@@ -13,7 +13,7 @@
     <directory>/jobs/<job>/counts.json             of a private job: silo/admission/accountant.py
     <directory>/jobs/<job>/model.safetensors       the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                  of a job that ended without its result; empty
-    <directory>/jobs/<job>/report.json             accuracy by round, and each class's measures in
+    <directory>/jobs/<job>/report.json             scores by round, and each class's measures in
                                                    the end, for the silo's own eyes
     <directory>/jobs/<job>/group.*                 keys that it shares with the job's silos, until
                                                    the job ends: silo/blind/group_keys.py
@@ -40,8 +40,7 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from ..algorithms.course import SiloState
-from ..algorithms.evaluation.counting import Tally
-from ..algorithms.evaluation.measures import balanced_accuracy, of_by_class, of_scores
+from ..algorithms.tasks.counting import Tally
 from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
@@ -270,22 +269,18 @@ def _entry(report: RoundReport) -> dict[str, Any]:
         "round": report.round,
         "samples": report.samples,
         "tested": report.tested,
-        "correct_delivered": report.correct_delivered,
-        "correct_trained": report.correct_trained,
-        "balanced_delivered": balanced_accuracy(delivered.by_class),
-        "balanced_trained": balanced_accuracy(trained.by_class),
-        "most_frequent": trained.most_frequent,
+        "score_delivered": delivered.score,
+        "score_trained": trained.score,
+        "balanced_delivered": delivered.balanced,
+        "balanced_trained": trained.balanced,
+        "baseline": trained.baseline,
         "loss": report.loss,
     }
 
 
 def _tables(counts: Tally) -> dict[str, Any]:
     """All counts of a model, and what they say, as plain values."""
-    tables = {name: table.tolist() for name, table in counts.tables.items()}
-    measures = of_by_class(counts.by_class)
-    if counts.scores is not None:
-        measures |= of_scores(counts.scores)
-    return {"by_class": counts.by_class.tolist(), **tables, "measures": measures}
+    return {**counts.tables, "measures": counts.said()}
 
 
 def _is_round(entry: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..algorithms.job.foreign_code import Allowed, runs_others_code
 from ..algorithms.job.job import Job
+from ..algorithms.tasks.counting import ScoreForm
 from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
 from ..security.ledger.audit import LEDGER, AuditResult, verify
@@ -36,9 +37,10 @@ class SiloJobStatus:
     done: int = 0  # rounds that are over here
     rounds: int = 0
     tested: int | None = None  # held-out records in the last entry of the report
-    correct: int | None = None  # of these, with the model that the silo keeps
-    balanced: float | None = None  # the mean of the shares that are right of each class, 0…1
-    most_frequent: int | None = None  # held-out records of the class that has the most
+    score: float | None = None  # on these, with the model that the silo keeps
+    balanced: float | None = None  # the same with each class counting the same, 0…1
+    baseline: float | None = None  # the score of the best answer that is the same for all
+    form: ScoreForm | None = None  # what the score is
     problem: str = ""  # why its files cannot be read
 
 
@@ -102,7 +104,7 @@ def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
         job = Job.from_document(document, str(path), _allowed(document, config))
         # A finished job is over even if this silo missed its last rounds.
         done = job.length if folder.finished else folder.rounds_done
-        counts = _accuracy(folder.report(), job)
+        counts = _score(folder.report(), job)
     # One damaged job does not hide the others.
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
@@ -117,13 +119,13 @@ def _allowed(document: object, config: SiloConfig) -> Allowed:
     return policies.load(config.policy, config.dataset).file.packages
 
 
-def _accuracy(report: Mapping[str, Any], job: Job) -> Mapping[str, Any]:
-    """Counts of the held-out records in the final evaluation.
+def _score(report: Mapping[str, Any], job: Job) -> Mapping[str, Any]:
+    """The score on the held-out records in the final evaluation.
 
     Before that, in the last round after local training; empty before the first.
     """
     final, rounds = report["final"], report["rounds"]
-    # The final entry has the accuracy of both models; ``product`` names the one that is kept.
+    # The final entry has the score of both models; ``product`` names the one that is kept.
     entry, model = final, job.method().product
     if not final:
         entry, model = (rounds[-1] if rounds else {}), "trained"
@@ -131,8 +133,9 @@ def _accuracy(report: Mapping[str, Any], job: Job) -> Mapping[str, Any]:
         return {}
     return {
         "tested": entry["tested"],
-        "correct": entry[f"correct_{model}"],
-        # An earlier release's report does not have these two.
+        # An earlier release's report has other keys.
+        "score": entry.get(f"score_{model}"),
         "balanced": entry.get(f"balanced_{model}"),
-        "most_frequent": entry.get("most_frequent"),
+        "baseline": entry.get("baseline"),
+        "form": job.counting.score,
     }

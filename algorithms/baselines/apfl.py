@@ -37,7 +37,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import grad
-from torch.nn.functional import cross_entropy
 
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..exchange.delivery import Results
@@ -138,7 +137,7 @@ class APFL(FedAvg):
         """
 
         def losses(alpha: Tensor) -> Tensor:
-            return cross_entropy(self.mixed(parts, alpha, x), y, reduction="sum")
+            return self.setting.task.losses(self.mixed(parts, alpha, x), y).sum()
 
         return {"slope": grad(losses)(parts[MIXTURE]())}
 
@@ -158,5 +157,5 @@ class APFL(FedAvg):
 
         Its gradient by w is that of (2), its gradient by v that of (3).
         """
-        shared = cross_entropy(logits(parts, x), y, reduction="none")  # (2)
-        return shared + cross_entropy(self.predict(parts, x), y, reduction="none")  # (3)
+        shared = self.setting.task.losses(logits(parts, x), y)  # (2)
+        return shared + self.setting.task.losses(self.predict(parts, x), y)  # (3)

@@ -33,7 +33,6 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ..course import Course, Effort, Facts, Parts, SiloState
 from ..exchange.delivery import Results
@@ -109,4 +108,4 @@ class Ditto(FedAvg):
 
     def common(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Cross-entropy [B] of w."""
-        return cross_entropy(logits(parts, x), y, reduction="none")
+        return self.setting.task.losses(logits(parts, x), y)

@@ -41,7 +41,6 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...errors import LocalError
 from ...files.documents import Strict
@@ -168,7 +167,7 @@ class FedALA(Method):
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
         logits = called_with(parts["classifier"], mixed["classifier"], features)
-        return cross_entropy(logits, y, reduction="none")
+        return self.setting.task.losses(logits, y)
 
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
         """The upper layers of Θ̂_i by part.

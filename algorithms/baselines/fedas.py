@@ -55,7 +55,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage, Survey
@@ -82,6 +82,7 @@ class FedAS(Method):
 
     name = "fedas"
     version = 1
+    needs_classes = "weighs records by class"
     options_model = FedASOptions
     options: FedASOptions
 
@@ -145,7 +146,7 @@ class FedAS(Method):
     def apart(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
-        alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
+        alike = one_hot(y, self.setting.outputs).sum(0)[y]  # [B]: B_k of each record's class
         # Times B: the runner's mean over the batch divides by it again.
         return squares * len(y) / alike
 
@@ -155,7 +156,7 @@ class FedAS(Method):
         Both are float64, by the trained model in evaluation mode. Each record adds the squared norm
         of its own gradient.
         """
-        member = one_hot(y, self.setting.classes).double()  # [B, C]
+        member = one_hot(y, self.setting.outputs).double()  # [B, C]
         return {
             "sums": member.T @ parts["extractor"](x).double(),
             "trace": self.squares(parts, x, y).double().sum(),
@@ -171,7 +172,7 @@ class FedAS(Method):
         def loss(parameters: Mapping[str, Tensors], one_x: Tensor, one_y: Tensor) -> Tensor:
             features = called_with(parts["extractor"], parameters["extractor"], one_x[None])
             logits = called_with(parts["classifier"], parameters["classifier"], features)
-            return cross_entropy(logits, one_y[None])
+            return self.setting.task.losses(logits, one_y[None])[0]
 
         # By a batch of one record: the mean gradient of a larger one would hide the single norms.
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:

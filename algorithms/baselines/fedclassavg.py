@@ -48,7 +48,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
@@ -80,6 +80,7 @@ class FedClassAvg(Method):
 
     name = "fedclassavg"
     version = 1
+    needs_classes = "draws records of a class together"
     options_model = FedClassAvgOptions
     loadable = ("extractor",)
     options: FedClassAvgOptions
@@ -135,7 +136,7 @@ class FedClassAvg(Method):
         features = parts["extractor"](torch.cat([x, other]))  # [2B, d]
         # (2)
         # Cross-entropy takes only the first view, as Eq. 2 has it.
-        supervised = cross_entropy(parts["classifier"](features[: len(y)]), y, reduction="none")
+        supervised = self.setting.task.losses(parts["classifier"](features[: len(y)]), y)
         contrast = contrasted(features, torch.cat([y, y]), self.options.temperature)  # [2B]
         # ℓ_CL is a mean over 2B views, so each of a record's two counts half.
         return supervised + self.options.contrast * contrast.reshape(2, -1).mean(0)

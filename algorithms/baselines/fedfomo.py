@@ -56,7 +56,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...errors import LocalError
 from ...files.documents import Strict
@@ -174,7 +173,7 @@ class FedFomo(Method):
         They are in the order of ``models``.
         """
         made = [logits(parts, x, model) for model in self.models]
-        return {"losses": torch.stack([cross_entropy(each, y, reduction="sum") for each in made])}
+        return {"losses": torch.stack([self.setting.task.losses(each, y).sum() for each in made])}
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 1 to 3.

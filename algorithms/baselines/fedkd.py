@@ -45,7 +45,6 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
@@ -79,6 +78,7 @@ class FedKD(Method):
 
     name = "fedkd"
     version = 1
+    needs_classes = "compares what two models say of classes"
     options_model = FedKDOptions
     options: FedKDOptions
 
@@ -134,8 +134,8 @@ class FedKD(Method):
         # [B, d_s], [B, d_t]
         hidden_s, hidden_t = parts["extractor"](x), parts["mentor_extractor"](x)
         mentee, mentor = parts["classifier"](hidden_s), parts["mentor_classifier"](hidden_t)
-        by_mentor = cross_entropy(mentor, y, reduction="none")
-        losses = by_mentor + cross_entropy(mentee, y, reduction="none")
+        by_mentor = self.setting.task.losses(mentor, y)
+        losses = by_mentor + self.setting.task.losses(mentee, y)
         predictions = divergence(mentee, mentor) + divergence(mentor, mentee)
         # MSE by record: the mean over the d_t numbers of H_t − W H_s.
         apart = predictions + (hidden_t - parts[MAP](hidden_s)).square().mean(1)

@@ -67,7 +67,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from ...errors import LocalError
 from ...files.documents import Strict
@@ -116,6 +116,7 @@ class FedPAC(Method):
 
     name = "fedpac"
     version = 1
+    needs_classes = "averages features class by class"
     options_model = FedPACOptions
     options: FedPACOptions
     addressed = ("classifier",)
@@ -191,7 +192,7 @@ class FedPAC(Method):
 
     def class_sums(self, features: Tensor, y: Tensor) -> Tensor:
         """Sums of features by class [C, d]."""
-        return one_hot(y, self.setting.classes).to(features.dtype).T @ features
+        return one_hot(y, self.setting.outputs).to(features.dtype).T @ features
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the classifier, then the extractor, and measure the records."""
@@ -215,7 +216,7 @@ class FedPAC(Method):
         # A row of zeros means that the class has no prototype: its records get no distance.
         known = (prototypes != 0).any(1)  # [B]
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
-        supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
+        supervised = self.setting.task.losses(parts["classifier"](features), y)
         return supervised + self.options.lam * apart
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -104,6 +104,7 @@ class FedProto(Method):
 
     name = "fedproto"
     version = 1
+    needs_classes = "averages features class by class"
     options_model = FedProtoOptions
     product = "delivered"
     loadable = ("extractor", "classifier")
@@ -123,7 +124,7 @@ class FedProto(Method):
                 " them means of records; choose a model whose extractor is trained"
             )
         most = LARGEST_WEIGHT if self.options.weights == "samples" else 1.0
-        mean = TensorSpec("mean", weight.dtype, (setting.classes, width))
+        mean = TensorSpec("mean", weight.dtype, (setting.outputs, width))
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio", most=most), (mean,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -178,14 +179,14 @@ class FedProto(Method):
         ``context["prototypes"]`` [C, d] has zeros for classes without a prototype.
         """
         features = parts["extractor"](x)
-        supervised = nn.functional.cross_entropy(parts["classifier"](features), y, reduction="none")
+        supervised = self.setting.task.losses(parts["classifier"](features), y)
         distance = (features - context["prototypes"][y]).square().mean(1)  # (8)
         # ``known`` drops the distance of records whose class has no prototype.
         return supervised + self.options.lam * distance * known(context["prototypes"])[y]  # (7)
 
     def sums(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the features by class: the numerator of Eq. 3."""
-        member = one_hot(y, self.setting.classes).double()  # [B, C]
+        member = one_hot(y, self.setting.outputs).double()  # [B, C]
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -39,7 +39,6 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
@@ -61,6 +60,7 @@ class FedRoD(Method):
 
     name = "fedrod"
     version = 1
+    needs_classes = "balances the loss by class"
     options_model = FedRoDOptions
     options: FedRoDOptions
 
@@ -107,10 +107,10 @@ class FedRoD(Method):
         """
         features = parts["extractor"](x)
         generic = parts["classifier"](features)  # [B, C]
-        balanced = cross_entropy(generic + context["prior"], y, reduction="none")  # (1)
+        balanced = self.setting.task.losses(generic + context["prior"], y)  # (1)
         # Detached: ℓ^P trains the personalized header alone, the rest stays generic.
         personalized = generic.detach() + parts["personal"](features.detach())
-        return balanced + cross_entropy(personalized, y, reduction="none")  # (2)
+        return balanced + self.setting.task.losses(personalized, y)  # (2)
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Extractor and generic header, weighted by samples."""

@@ -34,7 +34,6 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
@@ -64,6 +63,7 @@ class FML(Method):
 
     name = "fml"
     version = 1
+    needs_classes = "compares what two models say of classes"
     options_model = FMLOptions
     options: FMLOptions
 
@@ -102,9 +102,9 @@ class FML(Method):
         """
         meme, personal = logits(parts, x), logits(parts, x, PERSONAL)
         alpha, beta = self.options.alpha, self.options.beta
-        by_labels = cross_entropy(personal, y, reduction="none")
+        by_labels = self.setting.task.losses(personal, y)
         one = alpha * by_labels + (1 - alpha) * divergence(meme, personal)  # (1)
-        one = one + beta * cross_entropy(meme, y, reduction="none")
+        one = one + beta * self.setting.task.losses(meme, y)
         return one + (1 - beta) * divergence(personal, meme)  # (2)
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

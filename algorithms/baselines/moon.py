@@ -36,7 +36,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
@@ -111,7 +111,7 @@ class MOON(Method):
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """ℓ by sample [B]."""
         features = parts["extractor"](x)  # z [B, d]
-        supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
+        supervised = self.setting.task.losses(parts["classifier"](features), y)
         # At μ = 0 the two further forward passes would be wasted.
         if not self.options.mu:
             return supervised

@@ -85,7 +85,7 @@ class PerFedAvg(FedAvgFT):
         if self.tuning(facts.round):
             # (4) takes steps of α, not of the job's learning rate.
             own = Optimiser(self.options.alpha)
-            return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, own),)
+            return (Stage(MODEL, self.options.tuning_epochs, self.task_loss, own),)
         # Coupled: records of the inner half move the gradient of the outer half.
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
@@ -100,16 +100,16 @@ class PerFedAvg(FedAvgFT):
             half = (len(x) + 1) // 2
             inner, outer = slice(half), slice(half, None)
         # Detached: only ``sloped`` below gives the loss a gradient.
-        w, alpha = point_of(parts), self.options.alpha
+        w, alpha, task = point_of(parts), self.options.alpha, self.setting.task
         still = detached(w)
-        after = stepped(still, gradient_at(parts, still, x[inner], y[inner]), alpha)  # (1)
-        direction = gradient_at(parts, after, x[outer], y[outer])
+        after = stepped(still, gradient_at(task, parts, still, x[inner], y[inner]), alpha)  # (1)
+        direction = gradient_at(task, parts, after, x[outer], y[outer])
         if self.options.variant == "hf":
             # (I − α ∇²f) ∇f, with the inner half's Hessian at w and the outer half's gradient.
-            curvature = curvature_at(parts, still, direction, x[inner], y[inner])
+            curvature = curvature_at(task, parts, still, direction, x[inner], y[inner])
             direction = stepped(direction, curvature, alpha)  # (2)
 
         # The runner takes the mean over the batch of a loss [B]: so the batch's value stands at
         # each record, and its gradient by w is the direction.
-        value = losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)
+        value = losses_at(task, parts, after, x[outer], y[outer]).mean() + sloped(w, direction)
         return value.expand(len(x))

@@ -94,6 +94,7 @@ class PFedFDA(Method):
 
     name = "pfedfda"
     version = 1
+    needs_classes = "estimates how features of each class are distributed"
     options_model = PFedFDAOptions
     options: PFedFDAOptions
     tunes = True
@@ -137,7 +138,7 @@ class PFedFDA(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
-        means, classes = self.initial_means(), self.setting.classes
+        means, classes = self.initial_means(), self.setting.outputs
         # The identity, as in the authors' code.
         covariance = torch.eye(means.shape[1], dtype=self.dtype)
         return {

@@ -140,20 +140,22 @@ class PFedMe(FedAvg):
         w, lam = point_of(parts), self.options.lam
         still = near = detached(w)
         for _ in range(self.options.steps):
-            slope = gradient_at(parts, near, x, y)
+            slope = gradient_at(self.setting.task, parts, near, x, y)
             pulled: dict[str, dict[str, Tensor]] = {}
             for part, named in near.items():
                 pull, begun = slope[part], still[part]
                 # ∇f + λ (θ − w), the gradient by θ of the minimised value in (1).
                 pulled[part] = {k: pull[k] + lam * (value - begun[k]) for k, value in named.items()}
             near = stepped(near, pulled, self.options.personal_lr)  # (2)
-        return losses_at(parts, near, x, y) + proximal(lam, w, centre(near))  # (1), (3)
+        return losses_at(self.setting.task, parts, near, x, y) + proximal(
+            lam, w, centre(near)
+        )  # (1), (3)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradient of the records' losses at θ, all together."""
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
         # Times B: surveys add up, and the gradient is that of a batch's mean.
-        slopes = centre(gradient_at(own, detached(point_of(own)), x, y))
+        slopes = centre(gradient_at(self.setting.task, own, detached(point_of(own)), x, y))
         return {name: len(x) * slope for name, slope in slopes.items()}
 
     def moved(self, state: SiloState, facts: Facts) -> SiloState:

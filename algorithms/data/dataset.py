@@ -20,14 +20,16 @@ from .features import Feature
 # Two domains, so that an id of 8 bytes is no index.
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
+TRUTHS = (torch.int64, torch.float32)  # dtypes of y
 FEWEST_RECORDS = 2  # one to train on, one to test on
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32, labels ``y`` [N] int64.
+    """Records ``x`` [N, …] float32, and what is true of them, ``y`` [N, …] int64 or float32.
 
-    Where known, the classes' names, the records' ids and what each feature is.
+    In a classification ``y`` [N] are class numbers (algorithms/tasks). Where known, the classes'
+    names, the records' ids and what each feature is.
 
     ``sources`` names where each record comes from, such as a hospital; records of one of
     ``groups``, such as windows that overlap, are on one side of the split.
@@ -43,11 +45,12 @@ class Dataset:
 
     # Checked once here, so that later functions can rely on dtypes and lengths.
     def __post_init__(self) -> None:
-        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
+        if self.x.dtype != torch.float32 or self.y.dtype not in TRUTHS:
             raise LocalError(
-                f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64"
+                f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32, and int64 or"
+                " float32"
             )
-        if self.y.ndim != 1 or len(self.x) != len(self.y):
+        if not self.y.ndim or len(self.x) != len(self.y):
             raise LocalError(
                 f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label"
                 " per record"
@@ -101,7 +104,7 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
 
 
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Records x [N, …] and labels y [N] in calls of ``rows``, each with its number of records.
+    """Records x [N, …] and labels y [N, …] in calls of ``rows``, each with its number of records.
 
     Zeros fill up the last call. The caller must drop the results of those rows.
     """
@@ -113,7 +116,7 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
         lack = rows - records
         if lack:
             xs = torch.cat([xs, xs.new_zeros(lack, *xs.shape[1:])])
-            ys = torch.cat([ys, ys.new_zeros(lack)])
+            ys = torch.cat([ys, ys.new_zeros(lack, *ys.shape[1:])])
         yield xs, ys, records
 
 
@@ -135,18 +138,18 @@ def load_npz(path: Path) -> Dataset:
     # What float32 cannot hold becomes infinity, which ``check_records`` finds.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
-    return Dataset(
-        torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)), **texts
-    )
+        y = y.astype(np.int64 if y.dtype.kind in "iu" else np.float32)
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y), **texts)
 
 
 def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
-    if not np.issubdtype(y.dtype, np.integer):
-        raise LocalError(f"{path}: y is {y.dtype}; store class numbers as int64")
-    # ``shape[:1]`` of a scalar is empty, as is the shape of a scalar y.
-    if x.ndim == 0 or y.shape != x.shape[:1]:
+    if y.dtype.kind not in "iuf":
+        raise LocalError(
+            f"{path}: y is {y.dtype}; store class numbers as int64, or other targets as float32"
+        )
+    if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise LocalError(
             f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label per record"
         )

@@ -84,7 +84,8 @@ class SourceTable(Strict):
         # Paths in a configuration are relative to its file, not to where a command is started.
         moved: dict[str, Path] = {}
         for key in {"file", "folder"} & type(self).model_fields.keys():
-            moved[key] = base / getattr(self, key)
+            if (path := getattr(self, key)) is not None:
+                moved[key] = base / path
         return self.model_copy(update=moved)
 
     def check_present(self) -> None:

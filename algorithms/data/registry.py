@@ -9,15 +9,16 @@ from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import PlainValidator
 
+from ...files.tagged import of_kind
 from .options import DataTable
 from .sources.bundled import Bundled
 from .sources.csv_file import Csv
 from .sources.images import Images
+from .sources.installed import Installed
 from .sources.natural import Natural
 from .sources.npz import Npz
 from .sources.tiny_imagenet import TinyImageNet
 from .sources.torchvision_sets import Torchvision
-from .tagged import of_kind
 
 
 def _of_its_kind(value: Any) -> DataTable:
@@ -26,7 +27,7 @@ def _of_its_kind(value: Any) -> DataTable:
 
 
 Source: TypeAlias = Annotated[
-    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Bundled,
+    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Installed | Bundled,
     PlainValidator(_of_its_kind),
 ]
 

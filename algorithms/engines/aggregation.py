@@ -16,8 +16,9 @@ from torch import Tensor
 from ...errors import LocalError
 from ..exchange.delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
 from ..exchange.parts import DTYPES, Exchanges, Kind, Mix, Part, Read, Tensors, all_finite, picked
-from ..method import METRICS, Method
+from ..method import Method
 from ..numerics.devices import CPU
+from ..tasks.counting import METRICS
 
 # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
 SILOS = "silos"
@@ -218,7 +219,7 @@ def _taken_metrics(
     found: dict[str, Tensor] = {}
     for part in up_parts:
         if part.kind is Kind.METRIC:
-            prefix = "" if part.name == METRICS.name else f"{part.name}."
+            prefix = "" if part.name == METRICS else f"{part.name}."
             for name, total in results.pop(part.name).items():
                 found[prefix + name] = total
     return found

@@ -218,16 +218,12 @@ class SimulationResult:
     states: Mapping[str, SiloState]  # the model that each silo keeps
     coordinator: CoordinatorState
 
-    def accuracy(self, product: str) -> dict[str, float]:
-        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained".
+    def scores(self, product: str) -> dict[str, float]:
+        """The task's score by silo after the last round; ``product`` is "delivered" or "trained".
 
-        It is a share of the silo's test records, from 0 to 1.
+        In a classification it is the share of the silo's test records that are right.
         """
-        accuracy: dict[str, float] = {}
-        for silo, reports in self.history.items():
-            last = reports[-1]
-            accuracy[silo] = getattr(last, f"correct_{product}") / last.tested
-        return accuracy
+        return {silo: reports[-1].score(product) for silo, reports in self.history.items()}
 
 
 def simulate(

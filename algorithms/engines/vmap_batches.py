@@ -124,7 +124,7 @@ def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tupl
 
 
 class Resident:
-    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides on one device.
+    """Records ``x`` and what is true of them, ``y``, [N, …] of all silos and sides on one device.
 
     They stay there as long as the object. LocalError if the device cannot hold them.
     """
@@ -133,10 +133,12 @@ class Resident:
         sides = [data for own in records.values() for data in own.sides]
         distinct = {id(data): data for data in sides}  # silos may be tested on the same records
         # All records of a job have the shape and dtype of the first.
-        count, like = sum(map(len, distinct.values())), sides[0].x
+        count, first = sum(map(len, distinct.values())), sides[0]
         try:
-            self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
-            self.y = torch.empty(count, dtype=torch.int64, device=device)
+            self.x, self.y = (
+                torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
+                for like in (first.x, first.y)
+            )
         # An AssertionError comes from a torch that was built without the device.
         except (RuntimeError, AssertionError) as error:
             raise LocalError(

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
-from ..evaluation.counting import Tally
 from ..job.job import Job
 from ..models.build import draws_randomly, input_shape, maps
 from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
+from ..tasks.counting import Tally
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
 from ..training.silo_round import (
     Evaluation,

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..course import Measurement, Parts
-from ..evaluation.counting import Counting, Marks, Tally
 from ..method import Method
+from ..tasks.counting import Counting, Marks, Tally, gathered
 from ..training.loop import EVALUATION_CHUNK, Modules
 from .stacked_layers import over_silos
 from .vmap_batches import Batch, together
@@ -34,12 +34,12 @@ def evaluate(
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
 
-    def marks(values: Values, x: Tensor) -> dict[str, Tensor]:
-        return counting.marks(method.predict(parts_of(silos.modules, values), x))
+    def marks(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return counting.marks(method.predict(parts_of(silos.modules, values), x), y)
 
     batches = together(pieces, exact, silos.x.device)
-    found = [(batch, over_silos(marks)(*_inputs(silos, batch)[:2])) for batch in batches]
-    own_marks = [counting.no_marks() for _ in range(silos.count)]
+    found = [(batch, over_silos(marks)(*_inputs(silos, batch))) for batch in batches]
+    own_marks = [gathered(counting) for _ in range(silos.count)]
     labels: list[list[Marks]] = [[] for _ in range(silos.count)]
     # Only now, since reading marks waits for the device.
     for batch, tensors in found:

@@ -338,7 +338,7 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
 # ``counts`` and ``class_counts`` declare the same records, so they must agree.
 @CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
-    classes = crossing.method.setting.classes
+    classes = crossing.method.setting.outputs
     # In job order, so that every machine reports the same fault.
     for silo in crossing.job.silos:
         key = f"security.class_counts.{silo}"

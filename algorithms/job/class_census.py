@@ -72,7 +72,7 @@ class ClassCensus(Method):
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
         # A silo uploads 0 or 1 per class, so a sum is at most the number of silos.
-        one = TensorSpec("holders", "int64", (setting.classes,), 0.0, 1.0)
+        one = TensorSpec("holders", "int64", (setting.outputs,), 0.0, 1.0)
         every = replace(one, most=float(len(setting.silos)))
         self._uploaded = Part(HOLDERS, Kind.COUNTS, Sum("total"), (one,))
         self._delivered = replace(self._uploaded, tensors=(every,))

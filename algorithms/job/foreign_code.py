@@ -9,25 +9,27 @@ from ...files.packages import Package
 from ..catalog import METHODS
 from ..models.foreign import TORCHVISION
 from ..models.registry import NETWORKS
+from ..tasks.registry import TASKS
 
 # Names of packages whose code may run; None for all, where whoever runs a job wrote it.
 Allowed: TypeAlias = Collection[str] | None
 LONGEST = 200  # characters of a name in a document, in an error
 
 
-def packages_of(method: str, model: str) -> tuple[Package, ...]:
-    """The packages of a job's method and model, by name; none where both are Staddle's own.
+def packages_of(method: str, model: str, task: str) -> tuple[Package, ...]:
+    """The packages of a job's method, model and task; none where all are Staddle's own.
 
     torchvision is none, since Staddle brings it. LocalError where a package is not as it should be.
     """
-    found = (packages.package(group, name, where) for group, name, where in _named(method, model))
+    named = _named(method, model, task)
+    found = (packages.package(group, name, where) for group, name, where in named)
     return tuple(sorted(dict.fromkeys(found), key=_triple))
 
 
 def runs_others_code(document: Mapping[str, Any]) -> bool:
-    """True if a document names a method or a model that is not Staddle's own."""
-    method, model = (_name(document.get(key)) for key in ("method", "model"))
-    return method not in METHODS or model not in NETWORKS
+    """True if a document names a method, a model or a task that is not Staddle's own."""
+    method, model, task = _names(document)
+    return method not in METHODS or model not in NETWORKS or task not in TASKS
 
 
 def unlisted(document: Mapping[str, Any], allowed: Allowed) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ def check_code(document: Mapping[str, Any], allowed: Allowed, origin: str) -> No
         )
 
 
-def _named(method: str, model: str) -> list[tuple[str, str, str]]:
+def _named(method: str, model: str, task: str) -> list[tuple[str, str, str]]:
     """Group and name of each entry point of a job, and its name in errors."""
     found = []
     # A name of a table is never that of a package, and torchvision's models have a prefix.
@@ -81,19 +83,29 @@ def _named(method: str, model: str) -> list[tuple[str, str, str]]:
         found.append((packages.METHODS, method, f"method {method!r}"))
     if model not in NETWORKS and not model.startswith(TORCHVISION):
         found.append((packages.MODELS, model, f"model {model!r}"))
+    if task not in TASKS:
+        found.append((packages.TASKS, task, f"task {task!r}"))
     return found
 
 
 def _of(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The same of a document, with which anything may be wrong; what names nothing is left out."""
-    method, model = (_name(document.get(key)) for key in ("method", "model"))
-    named = _named(method or next(iter(METHODS)), model or next(iter(NETWORKS)))
+    tables: tuple[Mapping[str, object], ...] = (METHODS, NETWORKS, TASKS)
+    ours = zip(_names(document), tables, strict=True)
+    named = _named(*(name or next(iter(table)) for name, table in ours))
     return [entry for entry in named if packages.owners(entry[0], entry[1])]
 
 
-def _name(table: object) -> str:
-    name = table.get("name") if isinstance(table, Mapping) else None
-    return name if isinstance(name, str) else ""
+def _names(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Method, model and task; each empty where the document names none."""
+    method, model = (_text(document.get(key), "name") for key in ("method", "model"))
+    # Documents of earlier releases have no task.
+    return method, model, _text(document.get("task", {"kind": "classification"}), "kind")
+
+
+def _text(table: object, key: str) -> str:
+    text = table.get(key) if isinstance(table, Mapping) else None
+    return text if isinstance(text, str) else ""
 
 
 def _triple(package: Package) -> tuple[str, str, str]:

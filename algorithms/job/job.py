@@ -49,10 +49,9 @@ from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course
 from ..data.features import Feature, width
-from ..evaluation.counting import Counting
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Kind, Mix, Part
-from ..method import METRICS, Method, Setting, specs_of_buffers
+from ..method import Method, Setting, specs_of_buffers
 from ..models.build import (
     ModelOptions,
     build,
@@ -66,12 +65,16 @@ from ..models.build import (
 from ..models.class_names import composed
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
+from ..tasks.classification import Classification
+from ..tasks.counting import Counting
+from ..tasks.metrics_table import MetricsTable, size_fault
+from ..tasks.registry import TaskTable
+from ..tasks.task import Task
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .foreign_code import Allowed, check_code, packages_of, runs_others_code
 from .lr_schedule import paced
-from .metrics_table import MetricsTable, size_fault
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
 from .security import (
@@ -135,6 +138,7 @@ class JobSettings(Strict):
     1 waits for all that are there.
     """
     model: ModelOptions
+    task: TaskTable = Classification()
     training: TrainingTable
     features: Annotated[tuple[Feature, ...], Field(max_length=10_000)] = ()
     """What each feature of a record is, in their order; none: the job does not say."""
@@ -173,8 +177,9 @@ class JobFile(JobSettings):
                 "a model with batch norm cannot train with training.batch_size = 1; raise it to 2"
                 " or more"
             )
-        if fault := size_fault(self.counting):
-            raise ValueError(fault)
+        for fault in (self._task_fault(), size_fault(self.counting)):
+            if fault:
+                raise ValueError(fault)
         if self.training.warmup >= self.rounds:
             raise ValueError(
                 f"training.warmup = {self.training.warmup}, but there are {self.rounds} rounds;"
@@ -192,7 +197,19 @@ class JobFile(JobSettings):
     @property
     def counting(self) -> Counting:
         """What evaluation counts."""
-        return self.metrics.counting(self.model.classes, noised=self.privacy is not None)
+        return self.task.counting(self.model.width, self.metrics, noised=self.privacy is not None)
+
+    def _task_fault(self) -> str:
+        """Why model and metrics do not go with the task; empty if they do."""
+        kind, wanted, has = self.task.kind, self.task.outputs_key, self.model.outputs_key
+        if wanted != has:
+            return (
+                f"the task is {kind}, so the model has {wanted}; write model.{wanted} and leave"
+                f" model.{has} out, or choose another task.kind"
+            )
+        if idle := sorted(self.metrics.asked - self.task.own_metrics):
+            return f"metrics.{idle[0]} does nothing where the task is {kind}; take it out"
+        return self.task.fault(self.model.width)
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -223,7 +240,7 @@ def _features_fault(file: JobFile) -> str:
             f" {file.model.name!r} takes {list(shape)}; write model.input = [1, 1, {has}], or"
             " declare the others"
         )
-    if file.model.class_names is None:
+    if file.model.classes and file.model.class_names is None:
         return "features without model.class_names: name the classes in order, too"
     return ""
 
@@ -253,6 +270,7 @@ class Job:
     method_name: str
     method_options: Strict
     model: ModelOptions
+    task: Task
     training: TrainingTable
     features: tuple[Feature, ...]
     metrics: MetricsTable
@@ -371,7 +389,7 @@ class Job:
     @cached_property
     def packages(self) -> tuple[Package, ...]:
         """Installed packages whose code the job runs, by name; none where all is Staddle's own."""
-        return packages_of(self.method_name, self.model.name)
+        return packages_of(self.method_name, self.model.name, self.task.kind)
 
     @property
     def _code(self) -> dict[str, Any]:
@@ -476,6 +494,7 @@ class Job:
     def _schema(self) -> list[dict[str, Any]]:
         where = f"job {self.name!r} ({self.method_name} on {self.model.name})"
         try:
+            self._check_task()
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
@@ -483,6 +502,16 @@ class Job:
         if fault := crossing_fault(crossing):
             raise LocalError(f"{where}: {fault}")
         return schema
+
+    def _check_task(self) -> None:
+        """LocalError where the method needs classes, and the task has none."""
+        does = method_class(self.method_name, self.name).needs_classes
+        if does and not self.task.by_class:
+            able = [name for name, method in METHODS.items() if not method.needs_classes]
+            raise LocalError(
+                f"method {self.method_name!r} {does}, and the task is {self.task.kind}; methods for"
+                f" any task: {', '.join(able)}"
+            )
 
     @cached_property
     def keyed(self) -> bool:
@@ -569,7 +598,8 @@ class Job:
             self.silos,
             self.cohort_size,
             self.rounds,
-            self.model.classes,
+            self.model.width,
+            self.task,
             input_shape(self.model),
             self.training.epochs,
             self.training.rule,
@@ -687,18 +717,17 @@ class Job:
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo uploads in a round, METRICS last; none in the final delivery.
 
-        Parts have the exchanges that the job chose. The parts of its [metrics] table come before
-        METRICS.
+        Parts have the exchanges that the job chose. Those of evaluation come last.
         """
         self._check_round(round_)
         if round_ == self.length:
             return ()
-        return (*map(self._crossing, self._method.up(round_)), *self.counting.parts(), METRICS)
+        return (*map(self._crossing, self._method.up(round_)), *self.counting.parts())
 
     @cached_property
     def counting(self) -> Counting:
         """What evaluation counts of each model."""
-        return self.metrics.counting(self.model.classes, noised=self.privacy is not None)
+        return self.task.counting(self.model.width, self.metrics, noised=self.privacy is not None)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.

@@ -94,7 +94,9 @@ def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
         for part in phase[way]
         for tensor in part["tensors"]
     ]
-    return _digest(method.name, method.version, plain(method.options), ordered)
+    task = method.setting.task
+    configuration = [plain(method.options), task.version, plain(task)]
+    return _digest(method.name, method.version, configuration, ordered)
 
 
 def model_digest(options: ModelOptions, method: Method) -> str:

@@ -38,7 +38,7 @@ from pydantic import Field, model_validator
 
 from ...files.documents import Strict
 from ..exchange.parts import DISCLOSED, Kind
-from ..method import METRICS
+from ..tasks.counting import METRICS
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
@@ -194,7 +194,7 @@ def by_method(schema: Schema) -> Iterator[SchemaPart]:
     Like a method's sums of classes, such tables hardly change from round to round, so the rules for
     these hold for them, too.
     """
-    return (part for part in uploaded(schema) if part["name"] != METRICS.name)
+    return (part for part in uploaded(schema) if part["name"] != METRICS)
 
 
 def is_summed(part: SchemaPart) -> bool:

@@ -68,7 +68,11 @@ class ModelOptions(Strict):
 
     In a document a decimal is ``{"decimal": "0.5"}``, which no text can be taken for.
     """
-    classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
+    classes: Annotated[int, Field(strict=True, ge=2, le=100_000)] | None = None
+    outputs: Annotated[int | None, Field(strict=True, ge=1, le=100_000, validate_default=True)] = (
+        None
+    )
+    """Numbers that the model gives for a record, where these are no classes; default: 1."""
     norm: Norm = "none"
     buffers: Literal["local", "global"] = "local"
     """Batch norm's running statistics never leave a silo, or cross with the parameters."""
@@ -92,6 +96,16 @@ class ModelOptions(Strict):
                 " torchvision.models"
             )
         return name
+
+    @pydantic.field_validator("outputs")
+    @classmethod
+    def _classes_or_outputs(cls, outputs: int | None, info: pydantic.ValidationInfo) -> int | None:
+        # A fault of classes is told as its own.
+        if info.data.get("classes", 0) is None:
+            return outputs or 1
+        if outputs is not None:
+            raise ValueError("a model with classes has one output for each; leave outputs out")
+        return None
 
     @pydantic.field_validator("head", mode="before")
     @classmethod
@@ -145,6 +159,7 @@ class ModelOptions(Strict):
         """Without the keys that the model has not."""
         written: dict[str, Any] = serialise(self)
         network = NETWORKS.get(self.name)
+        written.pop(({"classes", "outputs"} - {self.outputs_key}).pop(), None)
         if network is not None:
             written.pop("head", None)
         if network is not None and network.options is None:
@@ -200,12 +215,25 @@ class ModelOptions(Strict):
                 f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
             )
 
+    @property
+    def width(self) -> int:
+        """Numbers that the model gives for a record: one per class, or ``outputs``."""
+        return getattr(self, self.outputs_key) or 1
+
+    @property
+    def outputs_key(self) -> Literal["classes", "outputs"]:
+        """The key that says how many these are."""
+        return "outputs" if self.classes is None else "classes"
+
     class_names: tuple[str, ...] | None = None
     """Meanings of the labels 0, 1, …; a silo whose data file says otherwise declines the job."""
 
     @pydantic.model_validator(mode="after")
     def _named(self) -> "ModelOptions":
-        if self.class_names is not None and (fault := names_fault(self.class_names, self.classes)):
+        # Without classes there is none to name.
+        if self.class_names is not None and (
+            fault := names_fault(self.class_names, self.classes or 0)
+        ):
             raise ValueError(fault)
         return self
 
@@ -261,7 +289,7 @@ def wanted(options: ModelOptions) -> Foreign | None:
     further = tuple(sorted((options.options or {}).items()))
     spelt = ", ".join(f"{name} = {value!r}" for name, value in further) or "none"
     shape, head = input_shape(options), options.head or ()
-    return Foreign(options.name, shape, options.classes, head, further, spelt)
+    return Foreign(options.name, shape, options.width, head, further, spelt)
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:
@@ -278,7 +306,7 @@ def _sketched(options: ModelOptions) -> dict[str, nn.Module]:
     outside = wanted(options)
     if outside is not None:
         return _checked(outside, torch.get_default_dtype())
-    asked = options.name, input_shape(options), options.classes, options.norm
+    asked = options.name, input_shape(options), options.width, options.norm
     further = tuple(sorted((options.options or {}).items()))
     return _laid_out(*asked, further, torch.get_default_dtype())
 

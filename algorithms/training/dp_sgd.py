@@ -149,7 +149,7 @@ class Private:
                     "a private step without records of its own; this is a bug in Staddle"
                 )
             if not apart:
-                check_apart(modules, stage, x)
+                check_apart(modules, stage, x, y)
                 apart = True
 
             # Rows that fill up a call are not records: their gradients must not be added.
@@ -233,15 +233,15 @@ def check(part: str, module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
+def check_apart(modules: Modules, stage: Stage, like: Tensor, truth: Tensor) -> None:
     """LocalError where a record's loss depends on another one of its batch.
 
-    The check uses two made-up records of the form of ``like`` [B, …], never a silo's own. It finds
-    what couples all records, such as their mean, in well-meant code.
+    The check uses two made-up records of the form of ``like`` and ``truth``, each [B, …], never a
+    silo's own. It finds what couples all records, such as their mean, in well-meant code.
     """
     # All values differ, so that a mean over records would show.
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
-    pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    pair, labels = pair.reshape(2, *like.shape[1:]), truth.new_zeros(2, *truth.shape[1:])
     # The first record is the same in both pairs, and so must be its loss.
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):

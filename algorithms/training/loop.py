@@ -22,12 +22,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import CancelledError, LocalError
 from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batch_of, in_calls
-from ..evaluation.counting import Counting, Tally
 from ..method import Method
 from ..models.foreign import draws_randomly
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 from ..numerics.torch_draws import drawing
+from ..tasks.counting import Counting, Tally, gathered
 from .optimisers import clipped, move
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
@@ -361,13 +361,14 @@ def evaluate(
     for module in modules.values():
         module.eval()
     device = device_of(modules.values())
+    calls: Iterable[tuple[Tensor, Tensor, int]]
     if rows is None:
-        calls = ((x, len(x)) for x, _ in _chunks(data, device))
+        calls = ((x, y, len(x)) for x, y in _chunks(data, device))
     else:
         # Calls of one size: rows that fill up the last one are not counted.
-        calls = ((x, records) for x, _, records in in_calls(data.x, data.y, rows))
-    marks = [(counting.marks(method.predict(modules, x)), records) for x, records in calls]
-    found = counting.no_marks()
+        calls = in_calls(data.x, data.y, rows)
+    marks = [(counting.marks(method.predict(modules, x), y), records) for x, y, records in calls]
+    found = gathered(counting)
     # Only now, since reading marks waits for the GPU.
     for own, records in marks:
         for name, mark in own.items():

@@ -44,9 +44,10 @@ from ..job.privacy import (
 )
 from ..job.privacy_table import PRESENT, PrivacyTable
 from ..leaks.taint import EXACT, PUBLIC, Taint, Tracker, paid, worst
-from ..method import METRICS as SEEN
 from ..method import Method
 from ..models.functional import mapped
+from ..tasks.counting import METRICS as SEEN
+from ..tasks.counting import TESTED
 from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
@@ -60,7 +61,7 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
     A silo that has released none looks to its method like one without records. ``samples`` is at
     least 1, since a step divides by it.
     """
-    known = torch.zeros(job.model.classes, dtype=torch.int64)
+    known = torch.zeros(job.task.cells(job.model.width), dtype=torch.int64)
     if counts is not None:
         known = counts.counts
     # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21).
@@ -83,7 +84,7 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
     # budget holds the release, whether or not anybody saw it.
     spending = account.reserve(round_, (histogram_spend(job.private),))
     spending.take(HISTOGRAM)
-    exact = torch.bincount(data.y, minlength=job.model.classes)  # [C], of sensitivity 1
+    exact = job.task.histogram(data.y, job.model.width)  # [C], of sensitivity 1
     noise = torch.from_numpy(private.fresh().normal(len(exact)))
     noisy = (exact + sigma * noise).round()
     # Noise alone must not make a class seem present.
@@ -94,14 +95,14 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
 
 
 def check_counts(job: Job, silo: str, counts: Counts) -> None:
-    """LocalError where no class counts as present."""
+    """LocalError where no count is more than noise could have made."""
     if not counts.counts.any():
         sigma = job.private.histogram_sigma
         raise LocalError(
-            f"silo {silo!r}: with the noise that job {job.name!r} has for them,"
-            f" privacy.histogram_sigma = {sigma:g}, no class seems to have the {PRESENT * sigma:g}"
-            " training records from which on it counts; leave this silo out of the job, or have it"
-            " signed with less noise"
+            f"silo {silo!r}: with the noise that job {job.name!r} has for counts,"
+            f" privacy.histogram_sigma = {sigma:g}, no count of training records reaches the"
+            f" {PRESENT * sigma:g} from which on it is more than noise; leave this silo out of the"
+            " job, or have it signed with less noise"
         )
 
 
@@ -337,8 +338,8 @@ class PrivateRound:
     ) -> tuple[Mapping[str, Contribution], ContributionTaints]:
         """Noisy test counts, whole numbers; zeros where the job has no noise.
 
-        Those of METRICS are from 0 to ``tested``. Cells of tables may be below zero: set to zero
-        silo by silo, the noise of many empty cells would add up.
+        Those of METRICS are from 0 to what all tested records can add. Cells of tables may be below
+        zero: set to zero silo by silo, the noise of many empty cells would add up.
         """
         sigma = self._table.metrics_sigma
         if sigma is None:
@@ -347,16 +348,26 @@ class PrivateRound:
         self._take(METRICS)
         # One noise for all counts together: the more a job counts, the more a record changes.
         scale, random = sigma * sqrt(self._counting.squared_sensitivity), self._fresh()
-        noisy = {
-            name: Contribution(with_noise(part.tensors, scale, random))
-            for name, part in exact.items()
-        }
+        noisy = {}
+        for name, part in exact.items():
+            units = {tensor: self._counting.unit(name, tensor) for tensor in part.tensors}
+            shares = {tensor: value / units[tensor] for tensor, value in part.tensors.items()}
+            drawn = with_noise(shares, scale, random)
+            noisy[name] = Contribution(
+                {tensor: value * units[tensor] for tensor, value in drawn.items()}
+            )
 
         # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
-        tested = noisy[SEEN.name].tensors["tested"].round().clamp(min=0)
+        tested = noisy[SEEN].tensors[TESTED].round().clamp(min=0)
         whole = _mapped(noisy, lambda count: count.round().long())
-        shares = {SEEN.name: noisy[SEEN.name]}
-        counts = whole | _mapped(shares, lambda n: n.round().clamp(min=0).minimum(tested).long())
+        within = {
+            name: count.round()
+            .clamp(min=0)
+            .minimum(tested * self._counting.unit(SEEN, name))
+            .long()
+            for name, count in noisy[SEEN].tensors.items()
+        }
+        counts = {**whole, SEEN: Contribution(within)}
         return counts, _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:

@@ -32,7 +32,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
 
     The checks run in the order of their numbers, since later ones rely on earlier ones.
     """
-    x, y, classes, shape = records.x, records.y, job.model.classes, input_shape(job.model)
+    x, shape = records.x, input_shape(job.model)
     # (1) There are some.
     if not len(records):
         raise LocalError(
@@ -47,16 +47,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or"
             f" have the job say model.input = {list(x.shape[1:])}"
         )
-    # (3) Their labels are classes of the job.
-    outside = y[(y < 0) | (y >= classes)]
-    if len(outside):
-        label = int(outside[0])
-        count = int((outside == label).sum())
-        raise LocalError(
-            f"{where}: label {label} in {count} of {len(y)} records, the job's model knows classes"
-            f" 0 to {classes - 1}; number the classes from 0, or have the operator correct"
-            " model.classes"
-        )
+    # (3) What is true of them is what the task is about, such as a class of the job.
+    _refuse(where, [job.task.records_fault(records.y, job.model.width)])
     # (4) Their values are numbers, most of them within the ranges that the job declares.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
@@ -67,11 +59,12 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # single one, or an operator could find it by the ranges of several jobs.
     if job.privacy is None:
         _refuse(where, out_of_range(job.features, x, LARGEST_MISS))
+        _refuse(where, [job.task.range_fault(records.y)])
     # (5) Where both name the classes, a label means the same in both.
-    if job.features and records.class_names is None:
+    if job.features and job.model.class_names and records.class_names is None:
         _refuse(where, ["the job names its classes, and this data set does not; name them"])
     if records.class_names is not None:
-        fault = names_fault(records.class_names, classes)
+        fault = names_fault(records.class_names, job.model.width)
         if not fault and job.model.class_names is not None:
             fault = names_differ(job.model.class_names, records.class_names)
         if fault:
@@ -84,8 +77,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
 
 
 def _refuse(where: str, faults: Sequence[str]) -> None:
-    if faults:
-        raise LocalError(f"{where}: {shown(faults)}")
+    if found := list(filter(None, faults)):
+        raise LocalError(f"{where}: {shown(found)}")
 
 
 def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
@@ -143,13 +136,13 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
 
     They stay at the silo. Lists are cut to ``MOST_LISTED`` classes.
     """
-    trained, tested = (
-        torch.bincount(side.y, minlength=job.model.classes) for side in (train, test)
-    )
+    trained, tested = (job.task.histogram(side.y, job.model.width) for side in (train, test))
+    sizes: dict[str, object] = {"training": len(train), "test": len(test)}
+    if not job.task.by_class:
+        return sizes
     absent = trained == 0
     return {
-        "training": len(train),
-        "test": len(test),
+        **sizes,
         "training_by_class": trained.tolist()[:MOST_LISTED],
         "classes_not_trained": _listed(absent),
         "classes_tested_not_trained": _listed(absent & (tested > 0)),
@@ -161,7 +154,7 @@ def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[st
 
     ``holders`` [C] of each class are the result of the count (algorithms/job/class_census.py).
     """
-    held = torch.bincount(train.y, minlength=job.model.classes) > 0
+    held = job.task.histogram(train.y, job.model.width) > 0
     return {
         "fewest_holders": job.fewest_holders,
         "classes_withheld": _listed(held & ~shown_rows(holders, job.fewest_holders)),

@@ -17,17 +17,17 @@ from ...errors import CancelledError, ExhaustedError, LocalError, PeerError
 from ...files import tensor_file
 from ..course import Change, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
-from ..evaluation.counting import Tally
 from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Part, fits, value_fault
 from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
-from ..method import METRICS, Method
+from ..method import Method
 from ..models.build import wanted
 from ..models.functional import mapped
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
+from ..tasks.counting import Tally
 from .accountant import PrivateSilo, ReservedSteps
 from .loop import PLAIN, Modules, Stepper, evaluate, never, silent, train
 from .plain_round import ClearRound, Side
@@ -55,15 +55,10 @@ class RoundReport:
         """Test records."""
         return self.delivered.records
 
-    @property
-    def correct_delivered(self) -> int:
-        """Test records that the model as delivered classifies correctly."""
-        return self.delivered.correct
-
-    @property
-    def correct_trained(self) -> int:
-        """The same after local training."""
-        return self.trained.correct
+    def score(self, model: str) -> float:
+        """The task's score of the model "delivered" or "trained"; there are test records."""
+        tally: Tally = getattr(self, model)
+        return tally.score
 
 
 @dataclass(frozen=True)
@@ -447,24 +442,15 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     They are exact; a private job uses ``noisy_facts``.
     """
     # On the host, where ``deliver`` and ``contribute`` compute.
-    return Facts(
-        client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
-    )
+    return Facts(client, round_, len(data), job.task.histogram(data.y, job.model.width).cpu())
 
 
 def metrics(job: Job, report: RoundReport) -> dict[str, Contribution]:
     """The contributions of a report: METRICS, and the parts that the job's [metrics] table adds.
 
-    They have int64 counts of test records, and neither the loss nor the number of training records.
+    They have int64 sums over test records, and neither the loss nor the number of training records.
     """
-    counts = {
-        "correct.delivered": report.correct_delivered,
-        "correct.trained": report.correct_trained,
-        "tested": report.tested,
-    }
-    scalars = {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
-    tables = job.counting.contributions(report.delivered, report.trained)
-    return {**tables, METRICS.name: Contribution(scalars)}
+    return job.counting.contributions(report.delivered, report.trained)
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:

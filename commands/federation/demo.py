@@ -295,7 +295,7 @@ class Demo:
             final = reports[0]["final"]["tested"]
             tested += final
             # What a model reaches that says one class for all.
-            own_frequent = reports[0]["final"]["most_frequent"]
+            own_frequent = max(reports[0]["final"]["trained"]["by_class"][1])
             frequent += own_frequent
             totals = [total + c for total, c in zip(totals, correct, strict=True)]
             present = sum(count > 0 for count in reports[0]["classes"])
@@ -385,4 +385,4 @@ class Demo:
 
 def _correct(report: Mapping[str, Any]) -> int:
     """Test records that a silo's final model got right; each method says which model that is."""
-    return int(report["final"][f"correct_{report['product']}"])
+    return int(sum(report["final"][report["product"]]["by_class"][0]))

@@ -17,7 +17,7 @@ from ...security.identity.signed_document import verify_document
 from ..console import printer
 from . import round_text
 from .operator_client import connected
-from .round_text import round_fields
+from .round_text import reading, round_fields
 
 OperatorFile = Annotated[
     Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")
@@ -60,7 +60,7 @@ def show(
         report = here.show(job)
     if as_json:
         printer.show_json(
-            {**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1
+            {**status_fields(report.status), "rounds": round_fields(report)}, indent=1
         )
         return
     fields = status_fields(report.status)
@@ -68,12 +68,11 @@ def show(
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
-    rounds = round_fields(report.rounds)
+    rounds, known = round_fields(report), reading(report)
     for closed in rounds:
-        printer.show(
-            f"round {closed['round']}: {_shown(closed['members'])}: {round_text.in_words(closed)}"
-        )
-    if rounds and (table := round_text.class_table(rounds[-1])):
+        said = f"{_shown(closed['members'])}: {round_text.in_words(closed, known)}"
+        printer.show(f"round {closed['round']}: {said}")
+    if rounds and (table := round_text.class_table(rounds[-1], known)):
         printer.show(table)
 
 
@@ -114,11 +113,13 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
         # Printed as they come: a job may run for days.
         for report in here.watch(job):
             if as_json:
-                document = {**status_fields(report.status), "closed": round_fields(report.rounds)}
+                document = {**status_fields(report.status), "closed": round_fields(report)}
                 printer.show_json(document)
                 continue
-            for closed in round_fields(report.rounds):
-                said = f"{_shown(closed['members'])}: {round_text.in_words(closed)}"
+            for closed in round_fields(report):
+                said = (
+                    f"{_shown(closed['members'])}: {round_text.in_words(closed, reading(report))}"
+                )
                 printer.show(f"round {closed['round']} closed: {said}")
             printer.show(_line(report.status))
     # The last report is the job's end: a watch that breaks off raises.

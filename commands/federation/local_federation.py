@@ -173,7 +173,7 @@ def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) 
         # The agent will make the same split: it finds the key in its state folder.
         train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
         # Jobs declare training records only.
-        own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
+        own[silo] = job.task.histogram(train.y, job.model.width).tolist()
     security: dict[str, Any] = {
         "secure_aggregation": "required",
         "weights": "public",

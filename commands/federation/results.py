@@ -11,7 +11,7 @@ from ...errors import LocalError
 from ..console import printer
 from .jobs import Name, given_file, status_fields
 from .operator_client import connected
-from .round_text import round_fields
+from .round_text import reading, round_fields
 
 
 def results(
@@ -49,5 +49,6 @@ def results(
     else:
         with connected(given_file(operator)) as here:
             report = here.show(job)
-        kept = files.Kept(status_fields(report.status), round_fields(report.rounds))
+        rounds, first = round_fields(report), files.sums_of(reading(report))
+        kept = files.Kept(status_fields(report.status), rounds, first)
     printer.show(*map(str, files.write(out, kept)))

@@ -1,108 +1,138 @@
 """A closed round as plain values, and in words: how good its models were on test records."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...algorithms.evaluation.measures import numbers, of_sums
-from ...errors import PeerError
+from ...algorithms.job.evaluated import Evaluated, evaluated
+from ...algorithms.tasks.counting import ScoreForm, flattened
+from ...errors import LocalError, PeerError
+from ...files.documents import parse_json
 from ...proto import operations_pb2 as pb
 from ..console.printer import PrintedTable
 
 # zeros leave of a private job without metrics_sigma
 UNTOLD = "the silos keep their test counts to themselves"
 NOISY = "with noise, since the job is private"
+OTHERS = "its task is of an installed package: --json has the sums"
 WORDS = {"delivered": "as delivered", "trained": "as trained"}
+# Measures, in this order after the score.
+NAMES = {
+    "balanced_accuracy": "balanced",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "loss": "loss",
+    "concordance": "C-index",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "calibration_error": "calibration error",
+}
+FORMATS = {"balanced_accuracy": ".1%"}
 
 
-def round_fields(rounds: Sequence[pb.ClosedRound]) -> list[dict[str, Any]]:
+def reading(report: pb.JobReport) -> Evaluated | None:
+    """How to read the sums of a report's rounds; None for the task of an installed package.
+
+    PeerError where the coordinator does not say so as Staddle does.
+    """
+    try:
+        return evaluated(parse_json(report.evaluation, "evaluation"))
+    except (LocalError, ValueError) as error:
+        raise PeerError(
+            "coordinator",
+            "does not say what the job's sums are as this release does; ask its people for its"
+            " release",
+        ) from error
+
+
+def round_fields(report: pb.JobReport) -> list[dict[str, Any]]:
     """Closed rounds as plain values, in ascending order.
 
     ``metrics`` are sums over the members; tables, as nested lists, are in the newest round alone.
-    ``measures`` are what they say. PeerError for tables that are none.
+    ``measures`` are what they say. PeerError for tables that the job does not make.
     """
-    return [_fields(one) for one in rounds]
+    known = reading(report)
+    return [_fields(one, known) for one in report.rounds]
 
 
-def _fields(one: pb.ClosedRound) -> dict[str, Any]:
+def _fields(one: pb.ClosedRound, known: Evaluated | None) -> dict[str, Any]:
     metrics: dict[str, Any] = dict(sorted(one.metrics.items()))
+    shapes = {} if known is None else _shapes(known)
     for table in one.tables:
-        part, _, model = table.name.partition(".")
         shape, counts = tuple(table.shape), np.array(table.counts, dtype=np.int64)
-        sound = {"confusion": _is_confusion, "scores": _is_scores}.get(part)
-        if model not in WORDS or sound is None or not sound(shape) or prod(shape) != len(counts):
+        # Of another project's task nothing is known but that its tables are whole.
+        wanted = shape if known is None else shapes.get(table.name)
+        if shape != wanted or prod(shape) != len(counts):
             raise PeerError(
                 "coordinator",
                 f"round {one.round} has a table {table.name[:64]!a} of shape {shape} and"
-                f" {len(counts)} counts, which no job makes; ask its people for its release",
+                f" {len(counts)} counts, which the job does not make; ask its people for its"
+                " release",
             )
         metrics[table.name] = counts.reshape(shape).tolist()
-    _check_pairs(one)
     return {
         "round": one.round,
         "members": list(one.members),
         "noisy": one.noisy,
         "metrics": metrics,
-        "measures": numbers(of_sums(metrics)),
+        "measures": {} if known is None else flattened(known.counting.of_sums(metrics)),
     }
 
 
-def _check_pairs(one: pb.ClosedRound) -> None:
-    """Both models are tested on the same classes."""
-    shapes = {table.name: tuple(table.shape) for table in one.tables}
-    for part in ("confusion", "scores"):
-        delivered, trained = (shapes.get(f"{part}.{model}") for model in WORDS)
-        if delivered != trained:
-            raise PeerError(
-                "coordinator",
-                f"round {one.round} has tables {part!r} of shapes {delivered} and {trained}, which"
-                " no job makes; ask its people for its release",
-            )
+def _shapes(known: Evaluated) -> dict[str, tuple[int, ...]]:
+    """By name, the shapes of all tables that a job makes."""
+    return {
+        f"{part.name}.{spec.name}": spec.shape
+        for part in known.counting.parts()
+        for spec in part.tensors
+        if spec.shape
+    }
 
 
-def _is_confusion(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1] >= 2
-
-
-def _is_scores(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and shape[0] >= 1 and shape[1] == 2 <= shape[2]
-
-
-def in_words(closed: Mapping[str, Any]) -> str:
+def in_words(closed: Mapping[str, Any], known: Evaluated | None) -> str:
     """What a round's sums say, on one line."""
-    sums, measures = closed["metrics"], closed["measures"]
-    tested = sums.get("tested", 0)
-    if not measures:
+    tested, measures = closed["metrics"].get("tested", 0), closed["measures"]
+    if tested <= 0:
         return UNTOLD
     text = f"{tested:,} test records"
     if closed["noisy"]:
         text += f" ({NOISY})"
-    if "majority.trained" in measures:
-        text += f", {measures['majority.trained']:.1%} of one class"
-    for model, words in WORDS.items():
-        text += f"; {words} {measures[f'accuracy.{model}']:.1%} right"
-        if own := ", ".join(_further(measures, model)):
-            text += f" ({own})"
-    return text
+    if known is None:
+        return f"{text}; {OTHERS}"
+    return f"{text}; {in_numbers(measures, known.counting.score)}"
 
 
-def _further(measures: Mapping[str, float], model: str) -> Iterator[str]:
-    if f"balanced_accuracy.{model}" in measures:
-        yield f"balanced {measures[f'balanced_accuracy.{model}']:.1%}"
-    names = {"auroc": "AUROC", "auprc": "AUPRC", "calibration_error": "calibration error"}
-    for name, words in names.items():
-        key = f"{name}.{model}"
-        if key in measures:
-            # The bins leave open what is between.
+def in_numbers(measures: Mapping[str, float], score: ScoreForm) -> str:
+    """What is said of both models, the score first; measures as ``flattened`` has them."""
+    models = (
+        f"{words} {', '.join(_said(measures, model, score))}" for model, words in WORDS.items()
+    )
+    constant = measures.get("majority.trained")
+    same = [] if constant is None else [f"the same answer for all {constant:.1%}"]
+    return "; ".join([*models, *same])
+
+
+def _said(measures: Mapping[str, float], model: str, score: ScoreForm) -> Iterator[str]:
+    for name in dict.fromkeys((score.key, *NAMES)):
+        if (value := measures.get(key := f"{name}.{model}")) is None:
+            continue
+        # Of a histogram, the bins leave open what is between.
+        if f"{key}.least" in measures:
             least, most = measures[f"{key}.least"], measures[f"{key}.most"]
-            yield f"{words} {measures[key]:.3f} [{least:.3f}, {most:.3f}]"
+            yield f"{NAMES[name]} {value:.3f} [{least:.3f}, {most:.3f}]"
+        elif name == score.key:
+            yield f"{score.name} {score.text(value)}"
+        else:
+            yield f"{NAMES[name]} {value:{FORMATS.get(name, '.4g')}}"
 
 
-def class_table(closed: Mapping[str, Any]) -> PrintedTable | None:
-    """Each class of the newest round; None where the job has no confusion matrix."""
-    measures = of_sums(closed["metrics"])
+def class_table(closed: Mapping[str, Any], known: Evaluated | None) -> PrintedTable | None:
+    """Each class, or label, of the newest round; None where the job has no confusion matrix."""
+    if known is None:
+        return None
+    measures = known.counting.of_sums(closed["metrics"])
     models = [measures.get(model, {}).get("classes") for model in WORDS]
     # All cells of a noisy matrix may be zero.
     if not all(models):
@@ -112,7 +142,8 @@ def class_table(closed: Mapping[str, Any]) -> PrintedTable | None:
         columns += [f"sensitivity {words}", "specificity", "precision", "F1"]
     rows = []
     for number, own in enumerate(zip(*models, strict=True)):
-        row = [str(number), f"{own[-1]['records']:,}"]
+        name = known.class_names[number] if known.class_names else str(number)
+        row = [name, f"{own[-1]['records']:,}"]
         for one in own:
             row += [_share(one[name]) for name in ("sensitivity", "specificity", "precision", "f1")]
         rows.append(row)

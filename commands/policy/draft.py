@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ...algorithms.evaluation.counting import CONFUSION, SCORES
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
+from ...algorithms.tasks.risk_counting import RISKS
+from ...algorithms.tasks.table_counting import CONFUSION, SCORES
+from ...algorithms.tasks.value_counting import TARGETS
 from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import JobPlan, RoundPlan
@@ -80,7 +82,7 @@ WHAT = {  # what each kind is, and what it can tell those who read it
         "numbers of records, proportions of labels, or which classes occur; fixed facts about the"
         " data set"
     ),
-    Kind.METRIC: "how many test records were classified correctly",
+    Kind.METRIC: "how many test records there are, and how good models are on them",
     Kind.SKETCH: "a projection of an update, used to compare silos with one another",
     Kind.KEY: "a public key",
     Kind.SHARE: "a share of a secret",
@@ -94,6 +96,11 @@ OF_PART = {  # the same of single parts
     SCORES: (
         "test records by class and by the model's score; they reveal how many test records of each"
         " class this silo has"
+    ),
+    TARGETS: "sums of test records' targets and of their squares; they reveal mean and spread",
+    RISKS: (
+        "test records by time, by whether the event came, and by the model's risk; they reveal when"
+        " events come here"
     ),
 }
 

@@ -130,7 +130,7 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
         "steps",
         f"epsilon alone at delta = {document['delta']}",
     )
-    rows = [[str(value) for value in release.values()] for release in document["releases"]]
+    rows = [list(map(str, release.values())) for release in document["releases"]]
     printer.show(printer.PrintedTable(columns, rows))
 
     # costs compose: a sum of the column above would overstate what the job takes from a budget

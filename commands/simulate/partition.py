@@ -136,7 +136,7 @@ def _of_population(population: Population) -> PartitionCounts:
     return PartitionCounts(
         silos=tuple(population.records),
         sides=np.array(sides, np.int64),
-        classes=counts(population),
+        classes=counts(population) if population.classes else None,
         class_names=population.class_names,
         notes=population.notes,
     )
@@ -268,8 +268,8 @@ def _draw(held: PartitionCounts, file: Path | None) -> None:
         return
     if held.classes is None:
         raise LocalError(
-            "--picture: a partition's file has no labels; show a simulation's file that reads it,"
-            " [partition] file = …"
+            "--picture: no classes are known: show a simulation's file that reads it, [partition]"
+            " file = …, and whose task has classes"
         )
     picture = pictures.picture(held.classes, held.silos, held.class_names or ())
     write_atomic(file, picture, 0o644)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
+from ...algorithms.tasks.class_counting import ACCURACY
+from ...algorithms.tasks.counting import ScoreForm
 from ...simulator.experiment.plan import Run
 from ...simulator.run.history import Measure, Measured
 from ...simulator.run.progress import Doing, Pace, RunProgress
@@ -42,11 +44,12 @@ class Bars:
             self._all = self._bar(f"all {len(runs)} runs", self._left)
         self._run = self._bar("", None)
         self._round = self._bar("", None)
-        self._rounds, self._seen = 0, ""
+        self._rounds, self._seen, self._form = 0, "", ACCURACY
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or resumes after ``rounds``."""
         self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
+        self._form = run.job.counting.score
         # Rounds that an earlier process finished.
         self._left -= rounds
         self._progress.reset(
@@ -72,7 +75,7 @@ class Bars:
         self._own.tick()
         self._left -= 1
         # Not every round is evaluated: the last figures stay on screen.
-        self._seen = accuracy(measured) or self._seen
+        self._seen = scores(measured, self._form) or self._seen
         pace = f"{self._own.rate()}, {self._own.left(self._rounds - rounds)} left"
         note = f"rounds, {pace}"
         if self._seen:
@@ -93,10 +96,12 @@ class Lines:
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell, self._clock, self._pace = tell, clock, Pace(clock)
         self._name, self._rounds, self._seen, self._shown_at = "", 0, "", 0.0
+        self._form = ACCURACY
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or resumes."""
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
+        self._form = run.job.counting.score
         self._pace, self._shown_at = Pace(self._clock), self._clock()
         state = f"resumes after round {rounds}" if rounds else "begins"
         # A finished run is not run again: no line.
@@ -112,7 +117,7 @@ class Lines:
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
         """A round is done."""
         self._pace.tick()
-        self._seen = accuracy(measured) or self._seen
+        self._seen = scores(measured, self._form) or self._seen
         now = self._clock()
         # The last line has the result, so it is always written.
         last = rounds == self._rounds
@@ -134,14 +139,15 @@ def named(run: Run) -> str:
     return f"{run.label}, seed {run.seed}"
 
 
-def accuracy(measured: Sequence[Measured]) -> str:
-    """Accuracies of an evaluation, as means over silos; empty if there was none.
+def scores(measured: Sequence[Measured], form: ScoreForm) -> str:
+    """Scores of an evaluation, as means over silos; empty if there was none.
 
     The last of them is of the same answer for all records of a silo.
     """
     found = {one.measure: one for one in measured}
     looks = {name: found[measure] for name, measure in SHOWN.items() if measure in found}
-    shown = [f"{name} {look.macro:.1%}" for name, look in looks.items()]
-    if looks:
-        shown.append(f"one class for all {next(iter(looks.values())).majority:.1%}")
-    return ", ".join(shown)
+    shown = [f"{name} {form.text(look.macro)}" for name, look in looks.items()]
+    if not looks:
+        return ""
+    constant = form.text(next(iter(looks.values())).constant)
+    return f"{form.name} {', '.join(shown)}, the same answer for all {constant}"

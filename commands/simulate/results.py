@@ -1,23 +1,20 @@
 """The finished runs of a simulation as a table, and as JSON."""
 
 from collections.abc import Sequence
-from itertools import product
+from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from ...algorithms.tasks.counting import ScoreForm
 from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.run.history import Measure
-from ...simulator.run.scores import Average, Named, Spread, over_seeds, scores
+from ...simulator.run.scores import Average, Choice, Named, Spread, over_seeds, scores
 
 SHOWN: tuple[Measure, ...] = ("all/trained", "all/aggregated")
 AVERAGES: tuple[Average, ...] = ("macro", "balanced")
-SCORES = tuple(product(SHOWN, AVERAGES))
-MEANING = (
-    "mean of the silos' accuracies on their test records, after the last round (mean ± deviation"
-    " over seeds); balanced: each class of a silo counts the same"
-)
-COLUMNS = ("method", "seeds", "rounds", SHOWN[0], "balanced", SHOWN[1], "balanced")
-MAJORITY = "always the most frequent class"
+LAST: tuple[Choice, ...] = ("last",)
+COLUMNS: tuple[Named, ...] = tuple(product(SHOWN, AVERAGES, LAST))
 
 
 def finished(folder: Path) -> list[Recorded]:
@@ -25,28 +22,44 @@ def finished(folder: Path) -> list[Recorded]:
     return [run for run in load_runs(folder) if run.finished]
 
 
-def rows(recorded: Sequence[Recorded]) -> list[list[str]]:
-    """One row per method: the means over silos after the last round, in per cent, over its seeds.
+@dataclass(frozen=True)
+class ResultsTable:
+    """The columns and rows of a table of methods, and what its numbers are."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    meaning: str
+
+
+def results_table(recorded: Sequence[Recorded]) -> ResultsTable:
+    """One row per method: the means over silos after the last round, over its seeds.
 
     The last row is of answers that are the same for all records of a silo. A score that is missing
-    is "-".
+    is "-". There is at least one run; all are of one task.
     """
-    found = []
-    for label, own in _by_label(recorded).items():
-        spreads = _over(own)
-        shown = [_shown(spreads.get((measure, average, "last"))) for measure, average in SCORES]
-        found.append([label, str(len(own)), str(own[0].rounds), *shown])
-    if majority := _majority(recorded):
-        found.append([MAJORITY, "-", "-", majority, "-", majority, "-"])
-    return found
-
-
-def _majority(recorded: Sequence[Recorded]) -> str:
-    """The accuracy of the same answer for all records of a silo; empty if nothing was measured."""
+    form, labels = recorded[0].form, _by_label(recorded)
+    spreads = {label: _over(own) for label, own in labels.items()}
+    # Without classes nothing is balanced by them.
+    measured = set().union(*spreads.values())
+    shown = [named for named in COLUMNS if named in measured]
+    rows = []
+    for label, own in labels.items():
+        cells = (_shown(spreads[label].get(named), form) for named in shown)
+        rows.append([label, str(len(own)), str(own[0].rounds), *cells])
     # All runs of a folder have the same test records.
     looks = (one for run in recorded for one in run.history if one.measure in SHOWN)
-    found = next(looks, None)
-    return "" if found is None else f"{found.majority:.2%}"
+    for look in islice(looks, 1):
+        constant = form.cell(look.constant, None)
+        cells = (constant if average == "macro" else "-" for _, average, _ in shown)
+        rows.append([form.constant, "-", "-", *cells])
+    names = (measure if average == "macro" else average for measure, average, _ in shown)
+    meaning = (
+        f"mean over the silos: {form.name} on their test records, {form.measured_in}, after the"
+        " last round (mean ± deviation over seeds); balanced: each class of a silo counts the same"
+    )
+    if not any(average == "balanced" for _, average, _ in shown):
+        meaning = meaning.partition(";")[0]
+    return ResultsTable(("method", "seeds", "rounds", *names), rows, meaning)
 
 
 def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
@@ -78,7 +91,7 @@ def _method(label: str, own: Sequence[Recorded]) -> dict[str, Any]:
 
 def _run(run: Recorded) -> dict[str, Any]:
     own = []
-    for name, score in scores(run.history).items():
+    for name, score in scores(run.history, higher=run.form.higher).items():
         row = {**_named(name), "rounds": score.rounds, "value": score.value}
         own.append(row)
     return {
@@ -96,17 +109,12 @@ def _by_label(recorded: Sequence[Recorded]) -> dict[str, list[Recorded]]:
 
 
 def _over(own: Sequence[Recorded]) -> dict[Named, Spread]:
-    return over_seeds([scores(run.history) for run in own])
+    return over_seeds([scores(run.history, higher=run.form.higher) for run in own])
 
 
 def _named(name: Named) -> dict[str, str]:
     return dict(zip(("measure", "average", "choice"), name, strict=True))
 
 
-def _shown(found: Spread | None) -> str:
-    if found is None:
-        return "-"
-    # A single seed has no deviation.
-    if found.deviation is None:
-        return f"{found.mean:.2%}"
-    return f"{found.mean:.2%} ± {found.deviation * 100:.2f}"
+def _shown(found: Spread | None, form: ScoreForm) -> str:
+    return "-" if found is None else form.cell(found.mean, found.deviation)

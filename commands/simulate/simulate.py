@@ -227,8 +227,9 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})
         return
-    printer.show(printer.PrintedTable(results.COLUMNS, results.rows(finished)))
-    screen.show(f"{results.MEANING}; all measures, and pictures: {summary}")
+    table = results.results_table(finished)
+    printer.show(printer.PrintedTable(table.columns, table.rows))
+    screen.show(f"{table.meaning}; all measures, and pictures: {summary}")
 
 
 def _labels(prepared: Prepared) -> list[str]:

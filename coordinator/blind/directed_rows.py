@@ -25,8 +25,8 @@ from ...files.documents import Strict, parse_canonical
 from ...proto.convert.mix import Mixed
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.blind.sum import row_group, row_name
+from ...security.identity.selection import among
 from ...security.secagg.spec import RoundSpec, kept
-from ..rounds.selection import among
 from ..storage.store import JobStore, summed_words
 from .unmask import KeptSum, kept_sum
 

@@ -39,9 +39,9 @@ from ...security.blind.padded_mix import mixed_pieces
 from ...security.blind.plan import JobPlan
 from ...security.blind.prekeys import Word
 from ...security.blind.sealing import letter_for
+from ...security.identity.selection import among, without
 from ...security.identity.signers import Sign
 from ...security.secagg.linear_tags import combine
-from ..rounds.selection import among, without
 from .hidden_uploads import loaded
 
 # of all rows that are put aside for a silo: a manifest with them has less than 4 MiB

@@ -40,15 +40,15 @@ from ...proto.convert.secagg_sent import (
     secagg_upload_from_wire,
 )
 from ...security.faults import Code
+from ...security.identity.selection import with_codes, without
 from ...security.secagg import coordinator as machine
 from ...security.secagg import coordinator_events as c
 from ...security.secagg import silo_events as s
 from ...security.secagg.coordinator import CoordinatorState
 from ...security.secagg.evidence import Misdealing
-from ...security.secagg.messages import Abandon
+from ...security.secagg.messages import Abandon, silos_of
 from ...security.secagg.spec import RoundSpec, Terms, check_survivors
 from ..rounds.events import GUILTY, in_words
-from ..rounds.selection import with_codes, without
 from ..storage.replay_log import Begun, Entry, ReplayEntry, Said, Spooled, loaded, said
 from .replay_events import Happened, event_of, taken, unneeded
 from .secure_sum_shell import Shell, SumSetting, nothing
@@ -151,8 +151,7 @@ class SecureSum:
             return found
         # Sealed shares stay in the survivors' uploads until they are asked for: in the lists they
         # would be in memory once for each pair of silos.
-        survivors = [header.silo for header in found.body.headers]
-        shares = self._shell.shares(spec, silo, survivors)
+        shares = self._shell.shares(spec, silo, silos_of(found.body.headers))
         return replace(found, body=replace(found.body, shares=shares))
 
     # What happens, in the order of an attempt.

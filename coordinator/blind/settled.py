@@ -120,7 +120,7 @@ def brought(
     # A specification has room for so much alone. Half of the notes is left to the attempts of the
     # round itself.
     for kept in reversed(rounds):
-        size += sum(_size(each) for each in kept.shown)
+        size += sum(map(_size, kept.shown))
         if (
             len(notes) + len(kept.notes) > MOST_NOTES // 2
             or len(shown) == MOST_SHOWN

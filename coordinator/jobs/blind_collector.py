@@ -192,7 +192,7 @@ class BlindCollector(Collector):
         # Rotated vectors are declared as tensors, like a plain upload.
         items = upload_items([part])
         check_manifest(silo, manifest, items)
-        return ExpectedUpload([item.spec.nbytes for item in items], items, part)
+        return ExpectedUpload.of(items, part)
 
     def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
         """Name a checked upload, durably.

@@ -68,6 +68,11 @@ class ExpectedUpload:
     items: tuple[Item, ...] = ()  # none of words, which have no values to check
     part: Part | None = None  # where it crosses on its own
 
+    @classmethod
+    def of(cls, items: tuple[Item, ...], part: Part | None = None) -> "ExpectedUpload":
+        """The upload of these tensors, which are of ``part`` where it crosses on its own."""
+        return cls([item.spec.nbytes for item in items], items, part)
+
 
 @dataclass(frozen=True)
 class DeliveredWords:

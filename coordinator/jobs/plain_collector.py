@@ -9,6 +9,8 @@ from ...algorithms.exchange.parts import Part, upload_items
 from ...algorithms.exchange.plain import PLAIN
 from ...proto import tensor_pb2 as tensor
 from ...proto.wire import check_manifest
+from ...security.identity.selection import among
+from ..disk_need import plain_bytes
 from ..rounds.events import UploadStored
 from ..storage.database import StoredJob
 from .collector import Collector, ExpectedUpload, FoldInputs, StoredUploadFile, Upload, misfit
@@ -29,7 +31,7 @@ class PlainCollector(Collector):
 
     def upload_bytes(self, round_: int, part: str = "") -> int:
         """Bytes of all tensors that a silo uploads in a round, the same for each silo."""
-        return sum(item.spec.nbytes for item in upload_items(self._job.up(round_)))
+        return plain_bytes(self._job.up(round_))
 
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
         """True for the round's one upload: in a plain job no part crosses on its own."""
@@ -48,7 +50,7 @@ class PlainCollector(Collector):
         """
         items = upload_items(self._job.up(manifest.round))
         check_manifest(silo, manifest, items)
-        return ExpectedUpload([item.spec.nbytes for item in items], items)
+        return ExpectedUpload.of(items)
 
     def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
         """Name a checked upload, durably."""
@@ -64,5 +66,5 @@ class PlainCollector(Collector):
         """DamagedError where the disk changed an upload: its silo may be asked for it again."""
         store, given = self._run.store, self._run.state.given
         # Where the job was ended meanwhile there are none any more: the fold counts for nothing.
-        store.check_uploads({silo: given[silo] for silo in members if silo in given}, round_)
+        store.check_uploads({silo: given[silo] for silo in among(members, given)}, round_)
         return FoldInputs(store.reader(members, round_), store.folding(round_))

@@ -14,6 +14,7 @@ from ...proto.wire import tensor_bytes
 from ...security.identity import roster as rosters
 from ...security.identity.domains import SECAGG_SPEC
 from ...security.identity.keys import Keys
+from ...security.identity.selection import without
 from ...security.identity.signers import Signers
 from ...security.secagg.coordinator_events import Open
 from ...security.secagg.evidence import Misdealing
@@ -25,7 +26,6 @@ from ..blind.secure_sum_shell import SumSetting
 from ..blind.unmask import Keeping, open_sum
 from ..config import Timing
 from ..rounds.events import Gather, SiloFailed, SumFailed, Summed
-from ..rounds.selection import without
 from ..storage.database import Database
 from ..storage.key_contributions import KeyContributions
 from ..storage.replay_log import Entry, dumped

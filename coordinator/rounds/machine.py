@@ -57,6 +57,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from ...algorithms.job import batches as grouping
 from ...algorithms.job.batches import Batches
+from ...security.identity.selection import among, with_codes, without
 from .events import (
     BATCH,
     BUDGET,
@@ -91,7 +92,6 @@ from .events import (
     UploadStored,
     in_words,
 )
-from .selection import among, with_codes, without
 
 # Attempts at the sum of a blind round; those that an operator stopped do not count. A host may be
 # away for twenty minutes (secure_sum_runner.py pauses), and a process may die in a loop.

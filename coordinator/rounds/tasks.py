@@ -6,8 +6,8 @@ A task that was lost on the way is simply sent again.
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...security.identity.selection import without
 from .machine import JobState
-from .selection import without
 
 
 @dataclass(frozen=True)

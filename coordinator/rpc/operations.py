@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import log
+from ...algorithms.job.evaluated import EVALUATION, evaluation_of
 from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
+from ...algorithms.job.schema import plain
 from ...errors import LocalError, PeerError, RefusedError
-from ...files.documents import parse_json
+from ...files.documents import canonical_json, parse_json
 from ...proto import operations_pb2 as pb
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
@@ -76,7 +78,7 @@ class Operations:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
 
         # The answer may have been lost on the way: the same job again is no second one.
-        known = next((run for run in self._daemon.runs if run.job.name == job.name), None)
+        known = self._daemon.run_of(job.name)
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:
                 raise RefusedError(
@@ -106,7 +108,9 @@ class Operations:
         RefusedError UNKNOWN_JOB if there is no such job.
         """
         run = self._run(request, context)
-        return pb.JobReport(status=self._status(run), rounds=self._rounds(run, 0))
+        return pb.JobReport(
+            status=self._status(run), rounds=self._rounds(run, 0), evaluation=_evaluation(run)
+        )
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:  # noqa: N802
         """Reports until the job has ended, or the coordinator stops.
@@ -115,6 +119,7 @@ class Operations:
         the coordinator stops first.
         """
         run, reported = self._run(request, context), 0
+        evaluation = _evaluation(run)
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
             # Taken before the status is read: a change while it is written wakes the wait at once.
@@ -122,7 +127,8 @@ class Operations:
             if status != before:
                 rounds = self._rounds(run, reported)
                 reported = max([reported, *(closed.round + 1 for closed in rounds)])
-                await context.write(pb.JobReport(status=status, rounds=rounds))
+                report = pb.JobReport(status=status, rounds=rounds, evaluation=evaluation)
+                await context.write(report)
                 before = status
             if run.state.stage == "ended":
                 return
@@ -152,7 +158,7 @@ class Operations:
         return status_of(run, self._daemon.unheard(run))
 
     def _run(self, request: pb.JobRequest, context: Context) -> JobRun:
-        run = next((run for run in self._daemon.runs if run.job.name == request.job), None)
+        run = self._daemon.run_of(request.job)
         if run is None:
             operator = caller(context, self._daemon.roster).id
             raise RefusedError(
@@ -181,6 +187,11 @@ class Operations:
                 counts = table.reshape(-1).tolist()
                 newest.tables.add(name=name, shape=table.shape, counts=counts)
         return found
+
+
+def _evaluation(run: JobRun) -> bytes:
+    tables = {key: plain(getattr(run.job, key)) for key in EVALUATION}
+    return canonical_json(evaluation_of(tables))
 
 
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:

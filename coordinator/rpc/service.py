@@ -357,7 +357,7 @@ class Service:
 
     def _run(self, silo: str, job: str, digest: bytes) -> JobRun:
         # A job of other silos sounds like one that is not there: members hear of their own alone.
-        run = next((r for r in self._daemon.runs if r.job.name == job), None)
+        run = self._daemon.run_of(job)
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
         # The silo may know a different job under this name.

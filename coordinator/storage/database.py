@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from ...algorithms.job.evaluated import evaluation_of
 from ...errors import LocalError
 from ...files import tensor_file
 from ...files.documents import canonical_json, parse_canonical
@@ -665,13 +666,13 @@ class Database:
             else:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
-    def is_private(self, job: str) -> bool:
-        """True if the job has a [privacy] table, so that its sums have noise."""
+    def evaluation(self, job: str) -> dict[str, Any]:
+        """What the job's sums are (algorithms/job/evaluated.py)."""
         with self._explained():
             (signed,) = self._connection.execute(
                 "SELECT signed FROM jobs WHERE name = ?", (job,)
             ).fetchone()
-        return is_private(signed)
+        return evaluation_in(signed)
 
     def rounds(self, job: str, first: int = 0) -> list[tuple[int, list[str], dict[str, int]]]:
         """Number, members and metrics of the closed rounds from ``first`` on, ascending."""
@@ -686,10 +687,9 @@ class Database:
         ]
 
 
-def is_private(signed: bytes) -> bool:
-    """True if a job that was signed and accepted has a [privacy] table."""
-    document = json.loads(signed).get("document", {})
-    return document.get("privacy") is not None
+def evaluation_in(signed: bytes) -> dict[str, Any]:
+    """What the sums of a job are that was signed and accepted (algorithms/job/evaluated.py)."""
+    return evaluation_of(json.loads(signed).get("document", {}))
 
 
 def _for_reading(path: Path) -> str:

@@ -18,8 +18,8 @@ from ...security.blind.group_key import Epoch, Relayed, check_contribution, part
 from ...security.blind.sealing import letter_for
 from ...security.faults import Code
 from ...security.identity import roster as rosters
+from ...security.identity.selection import without
 from ...security.identity.signers import Signers
-from ..rounds.selection import without
 from .database import Database
 
 NO_SESSION = b"-"  # in place of one: what is kept holds none
@@ -39,7 +39,7 @@ class KeyContributions:
     def fault(self, job: Job) -> str:
         """Why a keyed job cannot continue under this roster, and what to do; "" if it can."""
         # A group key is of one roster: each change of it begins a new epoch (SECURITY.md 13).
-        gone = sorted(set(job.silos) - {entry.id for entry in self._roster.silos})
+        gone = sorted(set(job.silos) - self._roster.silo_ids)
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:
             return ""

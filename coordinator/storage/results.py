@@ -22,17 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...algorithms.evaluation.measures import numbers, of_sums
-from ...algorithms.method import METRICS
+from ...algorithms.job.evaluated import Evaluated, evaluated
+from ...algorithms.tasks.counting import METRICS, flattened
 from ...errors import LocalError
 from ...files import tensor_file
 from ...files.documents import write_atomic
 from . import table_seals
-from .database import is_private, relayed
+from .database import evaluation_in, relayed
 from .store import RESULT, read_counts
 
 Round = Mapping[str, Any]  # round, members, noisy, metrics, measures
-SUMS = tuple(spec.name for spec in METRICS.tensors)
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Kept:
 
     state: Mapping[str, Any]
     rounds: Sequence[Round]
+    sums: Sequence[str] = ()  # names of those that every round has, in their order
     published: Mapping[str, Path] = field(default_factory=dict)
     relayed: Sequence[str] = ()  # parts of which the coordinator has what silos alone can open
 
@@ -86,24 +86,36 @@ def read(directory: Path, job: str) -> Kept:
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
-    noisy = is_private(signed)
+    evaluation = evaluation_in(signed)
+    noisy, reading = evaluation["noised"], evaluated(evaluation)
     rounds = [
-        _round(folder, number, json.loads(members), json.loads(sums), noisy)
+        _round(folder, number, json.loads(members), json.loads(sums), noisy, reading)
         for number, members, sums in closed
     ]
     published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
     # The database does not list the result, which is written at the end of the job.
     if (folder / RESULT).exists():
         published[RESULT.removesuffix(".safetensors")] = folder / RESULT
-    return Kept(json.loads(found[0]), rounds, published, relayed(files))
+    return Kept(json.loads(found[0]), rounds, sums_of(reading), published, relayed(files))
+
+
+def sums_of(known: Evaluated | None) -> list[str]:
+    """Names of the sums that every round has, as its first columns."""
+    parts = () if known is None else known.counting.parts()
+    return [spec.name for part in parts if part.name == METRICS for spec in part.tensors]
 
 
 def _round(
-    folder: Path, number: int, members: list[str], metrics: dict[str, Any], noisy: bool
+    folder: Path,
+    number: int,
+    members: list[str],
+    metrics: dict[str, Any],
+    noisy: bool,
+    known: Evaluated | None,
 ) -> Round:
     tables = {name: sums.tolist() for name, sums in read_counts(folder, number).items()}
     whole = {**metrics, **tables}
-    measures = numbers(of_sums(whole))
+    measures = {} if known is None else flattened(known.counting.of_sums(whole))
     fields = {"round": number, "members": members, "noisy": noisy}
     return {**fields, "metrics": whole, "measures": measures}
 
@@ -116,7 +128,7 @@ def write(out: Path, kept: Kept) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     made = [out / "rounds.csv", out / "job.json"]
     # Mode 0644: unlike the state, these files are for others.
-    write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
+    write_atomic(made[0], to_csv(kept.rounds, kept.sums).encode(), 0o644)
     document = json.dumps({"state": kept.state, "rounds": list(kept.rounds)}, indent=1) + "\n"
     write_atomic(made[1], document.encode(), 0o644)
     for name, path in kept.published.items():
@@ -138,14 +150,15 @@ def write(out: Path, kept: Kept) -> list[Path]:
     return made
 
 
-def to_csv(rounds: Sequence[Round]) -> str:
+def to_csv(rounds: Sequence[Round], first: Sequence[str]) -> str:
     """One line per round: number, members joined by spaces, sums, measures.
 
-    What a round does not have is left empty. Lines end with LF. Tables are in job.json.
+    The columns ``first`` come before all others. What a round does not have is left empty. Lines
+    end with LF. Tables are in job.json.
     """
     # The columns of all rounds together.
     found = [_numbers(closed) for closed in rounds]
-    names = sorted(set().union(*found), key=lambda name: (name not in SUMS, name))
+    names = sorted(set().union(*found), key=lambda name: (name not in first, name))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["round", "members", *names])

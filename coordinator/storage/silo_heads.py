@@ -13,6 +13,7 @@ from ... import log
 from ...errors import ProofError, RefusedError
 from ...proto import tensor_pb2 as tensor
 from ...security.identity.roster import Roster
+from ...security.identity.selection import among, without
 from ...security.ledger.records import HeadRefused
 from ...security.log import consistency
 from ...security.log import note as notes
@@ -20,7 +21,6 @@ from ...security.log.head import log_key
 from ...security.log.merkle import verify_inclusion
 from ...security.log.note import Note
 from ...security.log.tree_head import TreeHead
-from ..rounds.selection import among, without
 from .database import StoredHead
 
 MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signature

@@ -35,6 +35,7 @@ from ..arithmetic.masks import PIECE, Mask, Term, negated
 from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity.domains import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
 from ..identity.pairwise_keys import derive
+from ..identity.selection import all_but
 from ..identity.signers import Sign, Signers
 from ..secagg.linear_tags import TAG_BYTES, Tagger, TagPads
 from .mix_context import WORD_BYTES, MixContext, Version
@@ -162,7 +163,7 @@ def check_upload(
     silo = upload.version.silo
     check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
     # The seed is sealed to every other silo: any of them may get a row with this upload.
-    check_sealed(upload.sealing, pieces, [other for other in signers.silos if other != silo])
+    check_sealed(upload.sealing, pieces, all_but(signers.silos, silo))
 
 
 def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
@@ -221,7 +222,7 @@ def check_sent(
     # (2) It signed this letter too, and for us: another letter would not open, and the other silo
     # would be blamed for it.
     sender = upload.version.silo
-    check_letter(upload.sealing.root, letter, sender, silo, _among(sender, signers))
+    check_letter(upload.sealing.root, letter, sender, silo, all_but(signers.silos, sender))
 
 
 def open_seed(
@@ -246,14 +247,10 @@ def open_seed(
     prekey = check_own(own, sender, letter.sealed.generation)
 
     # (3) It opens, and holds the seed that all have.
-    among = _among(sender, signers)
+    recipients = all_but(signers.silos, sender)
     return open_letter(
-        upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, prekey
+        upload.version.context(line), MIX_SEAL, upload.sealing, letter, recipients, prekey
     )
-
-
-def _among(sender: str, signers: Signers) -> list[str]:
-    return [other for other in signers.silos if other != sender]
 
 
 class Opening:

@@ -30,7 +30,7 @@ from ..arithmetic.fixedpoint import Group
 from ..identity.domains import SECAGG_MODEL, framed
 from ..secagg.shared_gram import compared_of
 from ..secagg.spec import Frame, Terms
-from .mix_context import MixContext, mix_group
+from .mix_context import MixContext, elements_of, mix_group
 from .rotation import Use
 from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 
@@ -372,7 +372,7 @@ class JobPlan:
         (security/blind/group_key.py).
         """
         # All tensors of a part make one vector, with one upload, one seed and one tag.
-        elements = sum(spec.elements for spec in part.tensors)
+        own = mix_group(part.name, elements_of(part), self.job.security.clip_exponent)
         return MixContext(
             federation=federation,
             roster=roster,
@@ -380,7 +380,7 @@ class JobPlan:
             job=self.job.name,
             job_digest=self.job.digest,
             schema_digest=self.schema_digest,
-            group=mix_group(part.name, elements, self.job.security.clip_exponent),
+            group=own,
         )
 
     def use(self, part: Part, round_: int, row: int = 0) -> Use:

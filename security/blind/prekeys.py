@@ -29,6 +29,7 @@ from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity.domains import MIX_PREKEY, framed
 from ..identity.keys import Hex32, Id
 from ..identity.pairwise_keys import KEY_BYTES, check_public, public_key
+from ..identity.selection import all_but
 from ..identity.signers import Sign, Signers
 from .mix_context import MixContext, Number, Version
 from .sealing import Letter, check_letter
@@ -81,13 +82,7 @@ class Word:
         check(sender != silo, COORDINATOR, Code.KEYS, f"brings {silo!r} a prekey of its own")
         with passed_on():
             self.prekey.check(line, self.version, self.root, signers)
-        check_letter(
-            self.root,
-            self.letter,
-            sender,
-            silo,
-            [other for other in signers.silos if other != sender],
-        )
+        check_letter(self.root, self.letter, sender, silo, all_but(signers.silos, sender))
 
 
 def publish(

@@ -64,20 +64,21 @@ class Use:
 
         Whoever has the group key can derive it; the coordinator lacks that key.
         """
-        numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
         # No salt is needed: ``info`` has every field of the use.
-        return derive(
-            group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers)
-        )
+        return derive(group_key, b"", framed(GRAM_ROTATION, *self._fields))
 
     def context(self, federation: str, roster: str) -> bytes:
         """Ctx of an upload of vectors rotated for this use, 32 bytes.
 
         ``roster`` is the digest of the roster, hex.
         """
-        numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
-        named = (federation.encode(), bytes.fromhex(roster), self.job.encode(), self.group.encode())
-        return hashlib.sha256(framed(GRAM_USE, *named, *numbers)).digest()
+        under = (federation.encode(), bytes.fromhex(roster))
+        return hashlib.sha256(framed(GRAM_USE, *under, *self._fields)).digest()
+
+    @property
+    def _fields(self) -> tuple[bytes, ...]:
+        numbers = (self.epoch, self.round, self.attempt, self.row)
+        return (self.job.encode(), self.group.encode(), *(each.to_bytes(8) for each in numbers))
 
 
 class RotationMemory(Strict):

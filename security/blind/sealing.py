@@ -140,7 +140,7 @@ def seal_to_all(
         made.append(SealedSecret(recipient, sealed, generations.get(recipient, 0)))
 
     # One signed root over all letters: each recipient checks its own without receiving the others.
-    root = Tree(piece.leaf() for piece in made).root()
+    root = _tree(made).root()
     commitment = _commitment(domain, ctx, sender, secret)
     return Sealing(sender, ours, commitment, root), tuple(made)
 
@@ -238,7 +238,7 @@ def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequen
             Code.SHARES,
             f"its piece for {piece.recipient!r} has {len(piece.sealed)} bytes",
         )
-    root = Tree(piece.leaf() for piece in pieces).root()
+    root = _tree(pieces).root()
     check(
         root == sealing.root,
         sealing.sender,
@@ -249,7 +249,7 @@ def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequen
 
 def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
     """At the coordinator: the letter for each recipient, by id."""
-    tree = Tree(piece.leaf() for piece in pieces)
+    tree = _tree(pieces)
     return {
         piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)
     }
@@ -261,7 +261,11 @@ def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
     known = recipient in named
     check_local(known, f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")
     place = named.index(recipient)
-    return Letter(pieces[place], Tree(piece.leaf() for piece in pieces).inclusion_proof(place))
+    return Letter(pieces[place], _tree(pieces).inclusion_proof(place))
+
+
+def _tree(pieces: Sequence[SealedSecret]) -> Tree:
+    return Tree(piece.leaf() for piece in pieces)
 
 
 def _info(domain: bytes, sender: str, recipient: str, ephemeral: bytes, public: bytes) -> bytes:

@@ -60,6 +60,7 @@ from ..secagg.masked_sum import (
 )
 from ..secagg.spec import Frame, RoundSpec, Terms, specify
 from .mix_and_gram import MixRows, compared, compared_by_shares
+from .mix_context import elements_of
 
 COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
 CHUNK_BYTES = 1 << 20
@@ -99,7 +100,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             clip = COUNT_EXPONENT if counts else bounds.clip_exponent
             return Group(
                 name=part.name,
-                elements=_elements(part),
+                elements=elements_of(part),
                 ring=64,
                 clip_exponent=clip,
                 weights="equal",
@@ -107,7 +108,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
         case Sum("mean") if bounds.weights == "public":
             return Group(
                 name=part.name,
-                elements=_elements(part),
+                elements=elements_of(part),
                 clip_exponent=bounds.clip_exponent,
                 weights="public",
             )
@@ -120,7 +121,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(
                 name=part.name,
-                elements=_elements(part),
+                elements=elements_of(part),
                 rows=part.tensors[0].shape[0] if form == "ratio" else 1,
                 ring=ring,
                 clip_exponent=bounds.clip_exponent,
@@ -146,7 +147,11 @@ def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
     """
     name, clip = row_name(part.name, recipient), bounds.clip_exponent
     return Group(
-        name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient
+        name=name,
+        elements=elements_of(part),
+        clip_exponent=clip,
+        weights="public",
+        reader=recipient,
     )
 
 
@@ -156,8 +161,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors
     as they are.
     """
-    # One dtype for all: integers and float64 would lose digits in float32.
-    dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
+    dtype = _floats(part)
     flat = [
         tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False)
         for spec in part.tensors
@@ -185,9 +189,7 @@ def folded(
         return _cut(part, own, opened.total, total=True)
     # A copy, since ``from_numpy`` would share memory with the opened group.
     weight = torch.from_numpy(opened.weight.copy())
-    mean = opened.mean(
-        np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory
-    )
+    mean = opened.mean(_floats(part), memory)
     ratio = isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
     return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
 
@@ -341,8 +343,9 @@ class Quantised:
         )
 
 
-def _elements(part: Part) -> int:
-    return sum(spec.elements for spec in part.tensors)
+def _floats(part: Part) -> type[np.float32 | np.float64]:
+    """One dtype for all tensors of a part: integers and float64 would lose digits in float32."""
+    return np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
 
 
 def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Tensor]:

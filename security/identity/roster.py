@@ -33,6 +33,7 @@ from ...files.documents import (
 from ..faults import check_local
 from .domains import ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
+from .selection import among, without
 
 Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
 
@@ -137,14 +138,19 @@ class Roster(Strict):
         return self.having(Role.SILO)
 
     @property
-    def in_one_hand(self) -> tuple[RosterEntry, ...]:
-        """The silos that whoever runs the coordinator, or its host, runs too."""
+    def silo_ids(self) -> frozenset[str]:
+        """The ids of all silos."""
+        return frozenset(entry.id for entry in self.silos)
+
+    @property
+    def in_one_hand(self) -> tuple[str, ...]:
+        """The ids, sorted, of silos that whoever runs the coordinator, or its host, runs too."""
         # Such an organisation has the coordinator's messages and a silo's keys, so it can read what
         # is hidden only from a coordinator without a silo (SECURITY.md rule 12). Whoever runs a
         # host has its keys.
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
         return tuple(
-            entry for entry in self.silos if runs & {entry.organisation, entry.host_operator}
+            entry.id for entry in self.silos if runs & {entry.organisation, entry.host_operator}
         )
 
     def bundle(self) -> str:
@@ -269,7 +275,7 @@ def verify(roster: Roster, pins: Pins) -> None:
     # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
     founders = roster.having(Role.FOUNDER)
     pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
-    signed = [founder for founder in pinned if founder in roster.signatures]
+    signed = among(pinned, roster.signatures)
     if len(signed) < pins.threshold:
         raise LocalError(_too_few_signed(roster, pins, pinned, signed))
 
@@ -290,7 +296,7 @@ def _check_signatures(roster: Roster) -> None:
 def _too_few_signed(
     roster: Roster, pins: Pins, pinned: Sequence[str], signed: Sequence[str]
 ) -> str:
-    missing = [founder for founder in pinned if founder not in signed]
+    missing = without(pinned, signed)
     unpinned = sorted(set(roster.signatures) - set(pinned))
     superfluous = f"; signed, but not pinned: {', '.join(unpinned)}" if unpinned else ""
     return (

@@ -92,7 +92,7 @@ class _Walk:
     def close(self) -> None:
         """Add the problems that show only once all records are in."""
         if self.missing:
-            seqs = ", ".join(str(seq) for seq in sorted(self.missing))
+            seqs = ", ".join(map(str, sorted(self.missing)))
             self.problems.append(
                 f"ends before seq {seqs}, which another party knows: records were cut off"
             )

@@ -214,7 +214,7 @@ class Ledger:
         The recipient may be asked what became of them.
         """
         with self._mutex:
-            return tuple(_message(lines) for lines in self._unsettled.values())
+            return tuple(map(_message, self._unsettled.values()))
 
     def checkpoint(self) -> Note:
         """The signed head of all records so far, which are durable then.

@@ -71,7 +71,7 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
             "seq": line.seq,
             "type": line.record["type"],
             "leaf": line.leaf,
-            "proof": [base64_text(value) for value in proof.hashes],
+            "proof": list(map(base64_text, proof.hashes)),
         }
         if not redact:
             document["record"] = line.record
@@ -187,7 +187,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
 
 def _hashes(proof: tuple[str, ...], number: int) -> tuple[bytes, ...]:
     try:
-        return tuple(base64_bytes(text) for text in proof)
+        return tuple(map(base64_bytes, proof))
     except ValueError as error:
         raise ProofError(f"export: line {number}: proof is not base64: {error}") from None
 

@@ -47,7 +47,7 @@ def typed(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
         return validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "type"
+        where = ".".join(map(str, first["loc"])) or "type"
         raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None
 
 

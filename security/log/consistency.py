@@ -42,7 +42,7 @@ class Consistency:
     checkpoint: Note
 
     def __bytes__(self) -> bytes:
-        lines = [f"{_OLD}{self.old_size}", *(base64_text(value) for value in self.hashes), "", ""]
+        lines = [f"{_OLD}{self.old_size}", *map(base64_text, self.hashes), "", ""]
         return "\n".join(lines).encode() + bytes(self.checkpoint)
 
     @classmethod
@@ -62,7 +62,7 @@ class Consistency:
             if not first.startswith(_OLD):
                 raise ValueError(f"its first line is {first[:64]!r}, not {_OLD!r} and a size")
             old_size = decimal(first.removeprefix(_OLD))
-            hashes = tuple(base64_bytes(line) for line in lines)
+            hashes = tuple(map(base64_bytes, lines))
         except ValueError as error:
             raise ProofError(f"consistency proof: {error}; is this the right file?") from None
         require(

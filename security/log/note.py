@@ -206,7 +206,7 @@ def parse(data: bytes) -> Note:
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
 
     # (3) Each signature, and the text, is well-formed.
-    return Note(text[: end + 1], tuple(_parse_signature(line) for line in lines))
+    return Note(text[: end + 1], tuple(map(_parse_signature, lines)))
 
 
 def _parse_signature(line: str) -> Signature:

@@ -49,7 +49,7 @@ class Proof:
 
     def __bytes__(self) -> bytes:
         extra = [_EXTRA + base64_text(self.extra)] if self.extra else []
-        hashes = [base64_text(value) for value in self.hashes]
+        hashes = map(base64_text, self.hashes)
         return "\n".join(
             [HEADER, *extra, f"{_INDEX}{self.index}", *hashes, "", ""]
         ).encode() + bytes(self.checkpoint)

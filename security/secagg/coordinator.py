@@ -47,6 +47,7 @@ from ..arithmetic.masks import Term, pair_term
 from ..faults import Code, check
 from ..identity.domains import SECAGG_SPEC
 from ..identity.pairwise_keys import agree_with_each, pair_key, self_key
+from ..identity.selection import all_but, among, without
 from ..identity.signers import Sign, Signers
 from . import silo_events as s
 from .coordinator_events import (
@@ -146,9 +147,8 @@ def begin(
     """
     check_cohort(spec, terms)
     state = CoordinatorState(spec, spec.context(), signers, terms, failed=out)
-    asked = tuple(silo for silo in spec.cohort if silo not in out)
     return state, (
-        Ask(asked, spec.signed_bytes(), sign(SECAGG_SPEC, spec.signed_bytes())),
+        Ask(without(spec.cohort, out), spec.signed_bytes(), sign(SECAGG_SPEC, spec.signed_bytes())),
         StartTimer("keys"),
     )
 
@@ -354,7 +354,7 @@ def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
     return by_stage.get(stage, {})
 
 
-def _possible(state: CoordinatorState) -> list[str]:
+def _possible(state: CoordinatorState) -> tuple[str, ...]:
     """Members of this stage that answered, or that still may."""
     by_stage: dict[Stage, tuple[str, ...]] = {
         "keys": state.spec.cohort,
@@ -364,7 +364,7 @@ def _possible(state: CoordinatorState) -> list[str]:
         "reveal": state.u3,
     }
     lost = state.failed.keys() - _answered(state, state.stage).keys()
-    return [silo for silo in by_stage[state.stage] if silo not in lost]
+    return without(by_stage[state.stage], lost)
 
 
 def _close_if_complete(state: CoordinatorState) -> Step:
@@ -406,7 +406,7 @@ def _counting(state: CoordinatorState, silos: Sequence[str]) -> tuple[tuple[str,
     """
     members, least = tuple(silos), state.spec.threshold
     if state.stage in ("keys", "shares"):  # a silo that is lost after its upload stays in the sum
-        members = tuple(silo for silo in members if silo not in state.failed)
+        members = without(members, state.failed)
         least = max(least, state.spec.min_cohort, state.terms.min_cohort)
     if state.stage in FOR_ALL:
         members = state.terms.whole(state.spec, members)
@@ -420,7 +420,7 @@ def _close(state: CoordinatorState) -> Step:
     """
     # In the cohort's order, so that all sets and their digests have one form.
     answered = _answered(state, state.stage)
-    members, least = _counting(state, [silo for silo in state.spec.cohort if silo in answered])
+    members, least = _counting(state, among(state.spec.cohort, answered))
     if len(members) < least:
         whole = " in whole batches" if state.terms.batches else ""
         why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"
@@ -441,13 +441,11 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     by_sender = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
 
     def delivery(silo: str) -> Tell:
-        others = [other for other in members if other != silo]
-        keys = tuple(by_sender[other][silo] for other in others)
+        keys = tuple(by_sender[other][silo] for other in all_but(members, silo))
         return Tell((silo,), s.KeysReceived(bundles, keys))
 
-    deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
-    return _opened_stage(state, (*deliveries, StartTimer("shares")))
+    return _opened_stage(state, (*map(delivery, members), StartTimer("shares")))
 
 
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -462,11 +460,9 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
         number = state.u1.index(silo)
         return Tell((silo,), s.SharesReceived(tuple(dealt[number] for dealt in by_dealer)))
 
-    deliveries: list[Effect] = [delivery(silo) for silo in members]
-
     # From here on masked bytes may be on their way, so another attempt takes abandon notes.
     state = replace(state, stage="masked", u2_sent=True, u2=members, h_u2=h_u2, portions=portions)
-    return _opened_stage(state, (*deliveries, StartTimer("masked")))
+    return _opened_stage(state, (*map(delivery, members), StartTimer("masked")))
 
 
 def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:

@@ -256,10 +256,14 @@ def deal(
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
 
-    root = Tree(portion.leaf() for portion in portions).root()
+    root = _tree(portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
     signature = sign(SECAGG_DEALING, unsigned.signed_bytes(ctx))
     return Dealing(dealer, h_u1, unsigned.seed, root, signature), tuple(portions), kept
+
+
+def _tree(portions: Sequence[Portion]) -> Tree:
+    return Tree(portion.leaf() for portion in portions)
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
@@ -286,7 +290,7 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
         )
 
     # Holders see one portion each, so the dealer signs one root over all of them.
-    root = Tree(portion.leaf() for portion in portions).root()
+    root = _tree(portions).root()
     check(
         root == dealing.root,
         dealing.dealer,
@@ -313,7 +317,7 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDeliv
 
     By its inclusion proof, a holder checks its portion without those of the others.
     """
-    tree = Tree(portion.leaf() for portion in portions)
+    tree = _tree(portions)
     return tuple(
         PortionDelivery(dealing, portion, tree.inclusion_proof(i))
         for i, portion in enumerate(portions)

@@ -34,6 +34,7 @@ from ..arithmetic.masks import Keystream
 from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 from ..identity.domains import GRAM_SEAL, framed
 from ..identity.pairwise_keys import NONCE, TAG_BYTES, derive
+from ..identity.selection import all_but
 from .masked_sum import upload_bytes
 from .shared_gram import (
     Compared,
@@ -104,8 +105,8 @@ def place_of(spec: RoundSpec, dealer: str, holder: str) -> int:
     An offset in bytes. ``holder`` is another member of the cohort than ``dealer``.
     """
     # Counted over the cohort, not over U2, so that places do not depend on who was lost.
-    others = [silo for silo in spec.cohort if silo != dealer]
-    return upload_bytes(spec) + others.index(holder) * sealed_bytes(spec)
+    place = all_but(spec.cohort, dealer).index(holder)
+    return upload_bytes(spec) + place * sealed_bytes(spec)
 
 
 def deal_sealed(

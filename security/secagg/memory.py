@@ -50,9 +50,10 @@ from ...errors import LocalError, RefusedError
 from ...files.documents import Strict
 from ..faults import COORDINATOR, NOBODY, Code, check
 from ..identity.keys import Hex32, Id
+from ..identity.selection import all_but
 from ..identity.signers import Signers
 from .evidence import Misdealing
-from .messages import Abandon, SurvivorsShown
+from .messages import Abandon, SurvivorsShown, silos_of
 from .spec import RoundSpec, Terms
 
 Number = Annotated[int, Field(strict=True, ge=-1)]
@@ -100,8 +101,7 @@ class Pending(Strict):
         Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo
         would be in both sets, and it signs one per attempt.
         """
-        survivors = {header.silo for header in shown.headers}
-        if shown.ctx.hex() != self.ctx or silo in survivors:
+        if shown.ctx.hex() != self.ctx or silo in silos_of(shown.headers):
             return False
         return len(shown.signers(self.members, signers)) >= self.threshold
 
@@ -207,7 +207,7 @@ class Memory(Strict):
             Code.ATTEMPT,
             f"{why}, and what it brings proves nothing of {evidence.dealer!r}",
         )
-        return tuple(silo for silo in self.signed_survivors if silo != evidence.dealer)
+        return all_but(self.signed_survivors, evidence.dealer)
 
     def is_signed(self, ctx: bytes) -> bool:
         """True if this silo signed the survivors of this attempt, the newest that it signed."""

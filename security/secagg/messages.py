@@ -152,6 +152,11 @@ class Sets:
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
 
 
+def silos_of(headers: Sequence[Header]) -> list[str]:
+    """The silos whose headers these are, in their order."""
+    return [header.silo for header in headers]
+
+
 @dataclass(frozen=True, slots=True)
 class SurvivorsShown:
     """An attempt's survivors, for a silo that was away: U3 by silo, and signatures over it."""
@@ -165,7 +170,7 @@ class SurvivorsShown:
     def signers(self, members: Collection[str], signers: Signers) -> frozenset[str]:
         """The ``members`` that are survivors and signed exactly these."""
         h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
-        sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
+        sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), set(silos_of(self.headers))
         # Only members of the attempt's U1 had a part in it; other signatures do not count.
         return frozenset(
             each.silo

@@ -20,6 +20,7 @@ from ...errors import ProofError, RefusedError
 from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SECAGG_RECEIVING, framed
 from ..identity.pairwise_keys import KEY_BYTES, check_public, derive, public_key
+from ..identity.selection import all_but
 from ..log.merkle import Hashes, Tree, leaf_hash, verify_inclusion
 
 
@@ -57,16 +58,19 @@ def receiving_keys(
 ) -> tuple[ReceivingKey, ...]:
     """The public keys of ``silo``, one for each other member of the cohort, in its order."""
     # For the whole cohort, since keys are made before U1 is known.
-    others = (dealer for dealer in cohort if dealer != silo)
     return tuple(
         ReceivingKey(dealer, public_key(receiving_seed(seed, ctx, silo, dealer)))
-        for dealer in others
+        for dealer in all_but(cohort, silo)
     )
 
 
 def key_root(keys: Sequence[ReceivingKey]) -> bytes:
     """The Merkle root over them."""
-    return Tree(key.leaf() for key in keys).root()
+    return _tree(keys).root()
+
+
+def _tree(keys: Sequence[ReceivingKey]) -> Tree:
+    return Tree(key.leaf() for key in keys)
 
 
 def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Sequence[str]) -> None:
@@ -75,13 +79,13 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
     There must be one per other member of the cohort, in its order, none of low order. The silo is
     to blame, with code KEYS.
     """
-    others = [dealer for dealer in cohort if dealer != silo]
-    whole = [key.dealer for key in keys] == others
+    dealers = all_but(cohort, silo)
+    whole = tuple(key.dealer for key in keys) == dealers
     check(
         whole,
         silo,
         Code.KEYS,
-        f"gave {len(keys)} receiving keys, not one for each of the {len(others)} others",
+        f"gave {len(keys)} receiving keys, not one for each of the {len(dealers)} others",
     )
 
     # A point of low order would make a share that everybody opens.
@@ -97,7 +101,7 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
 
 def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelivery]:
     """At the coordinator: by dealer, the key of a silo that this dealer gets, with its proof."""
-    tree = Tree(key.leaf() for key in keys)
+    tree = _tree(keys)
     return {
         key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)
     }
@@ -112,7 +116,7 @@ def check_key_delivery(
     """
     # A key that the silo did not sign would be the coordinator's, which could open what is dealt.
     # Leaves are in the order of the cohort without the owner of the keys.
-    others = [member for member in cohort if member != delivery.silo]
+    dealers = all_but(cohort, delivery.silo)
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
     check(
         for_us,
@@ -122,7 +126,7 @@ def check_key_delivery(
     )
     try:
         verify_inclusion(
-            delivery.key.leaf(), others.index(dealer), len(others), root, delivery.proof
+            delivery.key.leaf(), dealers.index(dealer), len(dealers), root, delivery.proof
         )
     except ProofError as error:
         why = (

@@ -45,6 +45,7 @@ from ..identity.pairwise_keys import (
     public_key,
     self_key,
 )
+from ..identity.selection import all_but, without
 from ..identity.signers import Sign, Signers
 from .dealing import (
     Dealing,
@@ -186,7 +187,7 @@ def begin(
     # values: their difference could be ours.
     memory = memory.shown(shown, participant.silo, others)
     signed = memory.repeated(spec, evidence, others, participant.terms)
-    only = tuple(silo for silo in signed if silo not in participant.terms.excused)
+    only = without(signed, participant.terms.excused)
     memory = memory.entered(spec, notes, others, evidence, participant.terms)
 
     # Fresh secrets for each attempt: a mask that hides two uploads shows their difference.
@@ -533,8 +534,7 @@ def _opened_vectors(
     """The share that each other survivor dealt to us, where vectors are compared by shares."""
     # Shares of survivors alone: a lost silo drops out of the comparison as out of the sum.
     silo, spec, seeds = state.silo, state.spec, _seeds(state)
-    others = [survivor for survivor in survivors if survivor != silo]
-    check_dealers(shares, others if spec.compared else [])
+    check_dealers(shares, all_but(survivors, silo) if spec.compared else ())
     seals, found = {bundle.silo: bundle.seal for bundle in state.bundles}, {}
     for share in shares:
         dealer = share.dealer

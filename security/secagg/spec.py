@@ -35,6 +35,7 @@ from ..arithmetic.masks import AES_256_GCM
 from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SECAGG_CONTEXT, SECAGG_SPEC, framed
 from ..identity.keys import Hex32, Id
+from ..identity.selection import without
 from ..identity.signers import Signers
 from .shared_gram import Compared
 
@@ -278,7 +279,7 @@ def _counts(frame: Frame, members: Sequence[str]) -> tuple[int, ...]:
     if public <= frame.rows.keys():
         return ()
     declared = dict(frame.counts)
-    missing = [silo for silo in members if silo not in declared]
+    missing = without(members, declared)
     if missing:
         raise LocalError(
             f"no declared count of {', '.join(missing)}; public weights need one of each silo"
@@ -374,7 +375,7 @@ def signed_spec(document: bytes, signature: bytes, signers: Signers) -> RoundSpe
     check(signed, COORDINATOR, Code.SPEC, why)
 
     # (3) Its cohort are silos that we know.
-    strangers = [member for member in spec.cohort if member not in signers.silos]
+    strangers = without(spec.cohort, signers.silos)
     why = f"the cohort names {', '.join(strangers)}, no silo of the roster"
     check(not strangers, COORDINATOR, Code.SPEC, why)
     return spec
@@ -510,11 +511,11 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
 def _broken(spec: RoundSpec, terms: Terms, silos: Sequence[str]) -> str:
     """The batches of the job that are in a sum in part, in words; empty if none is."""
     kept = terms.whole(spec, silos)
-    split = [silo for silo in silos if silo not in kept]
+    split = without(silos, kept)
     if not split:
         return ""
     torn = [batch for batch in terms.batches if not set(batch).isdisjoint(split)]
-    missing = [silo for silo in chain.from_iterable(torn) if silo not in silos]
+    missing = without(chain.from_iterable(torn), silos)
     if not missing:
         return f"has {', '.join(split)}, in no batch of the job"
     return f"lacks {', '.join(missing)}, without whom {', '.join(split)} are in no sum"

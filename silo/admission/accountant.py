@@ -91,9 +91,8 @@ class JobAccount:
 
         # Counts that another job paid for would be released without a cost of this job's own.
         kept = checked_file.read_json(self._path, KeptCounts)
-        if len(kept.counts) != self._job.model.classes or not self._budget.paid(
-            kept.reservation, self._job.digest
-        ):
+        cells = self._job.task.cells(self._job.model.width)
+        if len(kept.counts) != cells or not self._budget.paid(kept.reservation, self._job.digest):
             raise LocalError(
                 f"{self._path}: not the counts that this job released here; restore it from a"
                 " backup"

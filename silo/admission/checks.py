@@ -120,7 +120,7 @@ def checked_cohort(
     """
     where = f"asks for round {round_} of job {job.name!r} with a cohort"
     # (1) The job draws each of them for this round, and each is still in the roster.
-    drawn = {entry.id for entry in roster.silos}.intersection(job.cohort(min(round_, job.length)))
+    drawn = roster.silo_ids.intersection(job.cohort(min(round_, job.length)))
     for member in cohort:
         if member not in drawn:
             raise PeerError(
@@ -372,7 +372,7 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
 
     # (9) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
-    both = [entry.id for entry in roster.in_one_hand]
+    both = roster.in_one_hand
     if takes_trust and both:
         yield (
             f"the organisations behind {coordinator.id} ({' and '.join(sorted(runs))}) also run"

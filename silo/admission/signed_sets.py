@@ -14,7 +14,7 @@ from pathlib import Path
 from ...algorithms.exchange.parts import Part, Sum
 from ...algorithms.job.batches import Batches, without
 from ...algorithms.job.job import Job
-from ...algorithms.method import METRICS
+from ...algorithms.tasks.counting import METRICS
 from ...errors import LocalError
 from ...files import checked_file
 from ...files.documents import canonical_json, parse_json, read_bytes
@@ -78,7 +78,7 @@ class SignedSets:
             ctx=attempt.ctx.hex(),
             dataset=self._policy.dataset,
             survivors=tuple(survivors),
-            absent=tuple(sorted(_members(self._roster) - set(survivors))),
+            absent=tuple(sorted(self._roster.silo_ids.difference(survivors))),
             values="fixed" if tells_fixed(job) else "varying",
             batches=tuple(",".join(sorted(batch)) for batch in _batches(job, proven)),
         )
@@ -102,7 +102,7 @@ def tells_fixed(job: Job) -> bool:
 
 def _sums_means_alone(job: Job) -> bool:
     parts = chain.from_iterable(summed(job.up(start)) for start in job.phase_starts)
-    return all(part == METRICS or _is_mean(part) for part in parts)
+    return all(part.name == METRICS or _is_mean(part) for part in parts)
 
 
 def _is_mean(part: Part) -> bool:
@@ -151,7 +151,7 @@ def _first_objection(
     proven: Collection[str] = (),
 ) -> str:
     """Each set is judged next to those before it: the silo would sign them in turn."""
-    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
+    history, members = list(signed_sets(signed, policy.dataset)), roster.silo_ids
     for silos in sets:
         fault = _against(job, silos, history, members.difference(proven), policy)
         if fault:
@@ -219,10 +219,6 @@ def _listed(silos: Collection[str]) -> str:
     if len(names) > SHOWN:
         listed += f" and {len(names) - SHOWN} more"
     return listed
-
-
-def _members(roster: Roster) -> frozenset[str]:
-    return frozenset(entry.id for entry in roster.silos)
 
 
 def check_remembered(jobs: Path, ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from ...proto.convert.secagg_sent import Attempt, Over, UploadBody
 from ...security.arithmetic.masks import Term
 from ...security.faults import COORDINATOR, Code, check
 from ...security.secagg.memory import Memory, MemoryStore
-from ...security.secagg.messages import Header
+from ...security.secagg.messages import Header, silos_of
 from ...security.secagg.silo import Participant, SiloAttempt, abandon_remembered, advance, begin
 from ...security.secagg.silo_events import (
     AbandonAsked,
@@ -352,7 +352,7 @@ class BlindRound:
         Empty for none. There is none against a part of a batch, over which no sum may be: the
         coordinator is to blame for that (_advance).
         """
-        survivors = [header.silo for header in headers]
+        survivors = silos_of(headers)
         if state is None or state.participant.terms.whole(state.spec, survivors) != tuple(
             survivors
         ):
@@ -412,7 +412,7 @@ class BlindRound:
 
     async def _note_signed(self, attempt: Attempt) -> None:
         if self._state is not None:
-            survivors = [header.silo for header in self._state.headers]
+            survivors = silos_of(self._state.headers)
             await self._gate.signed_sets.sign(
                 self.job, attempt, survivors, self._state.participant.terms.excused
             )

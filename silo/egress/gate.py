@@ -238,7 +238,7 @@ class Gate:
         # (3) A weight above the number of records would buy a larger say in the average, and a
         # count of no records could say anything. (3b) Masks, pads and rotations of another job or
         # round would hide the values from others than the document says.
-        if why := miscounted(items, values, declared.records):
+        if why := miscounted(items, values, declared.records, declared.counting):
             raise LocalError(f"{why}; the message does not leave")
         if form.mismatch:
             raise LocalError(f"{form.mismatch}; nothing leaves")

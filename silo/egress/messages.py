@@ -131,7 +131,7 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
     return Outgoing(
         form="plain",
         readers=readers,
-        releases=tuple(release_of(item) for item in items),
+        releases=tuple(map(release_of, items)),
         sizes=tuple(item.spec.nbytes for item in items),
         headers=tuple(to_wire(items)),
         chunks=lambda: chunks(values),

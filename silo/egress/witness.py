@@ -171,7 +171,7 @@ class Witness:
 
         The operator of both could vouch for an older copy.
         """
-        return frozenset(self._silos() - {entry.id for entry in self._roster.in_one_hand})
+        return self._silos().difference(self._roster.in_one_hand)
 
     # The head that goes with an upload.
 
@@ -297,9 +297,9 @@ class Witness:
         roster = rosters.digest(self._roster)
         return Attestation(self._roster.federation, roster, by, silo, challenge.hex(), text)
 
-    def _silos(self) -> set[str]:
+    def _silos(self) -> frozenset[str]:
         """The other silos."""
-        return {entry.id for entry in self._roster.silos} - {self._ledger.silo}
+        return self._roster.silo_ids - {self._ledger.silo}
 
     def _held(self, member: str) -> TreeHead | None:
         """The head that we hold of a member's ledger, if it is under the key that it has now.

@@ -24,7 +24,9 @@ from ...algorithms.exchange.parts import (
     TensorSpec,
     contribution_items,
 )
+from ...algorithms.job.evaluated import evaluated, evaluation_of
 from ...algorithms.job.security import for_silos
+from ...algorithms.tasks.counting import Counting
 from ...errors import LocalError
 from ...files.documents import canonical_json
 from ...files.packages import Package
@@ -68,6 +70,8 @@ class Declared:
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()
     silos: tuple[str, ...] = ()  # of a blind job
     packages: tuple[Package, ...] = ()  # whose code the job runs
+    # what evaluation counts; None for the task of an installed package
+    counting: Counting | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
@@ -75,6 +79,7 @@ class Declared:
         # Plain values alone: code of a method that runs later can change objects of the job, and
         # none of these.
         schema, security = document["schema"], document["security"]
+        known = evaluated(evaluation_of(document))
         plain = cls(
             job=document["name"],
             digest=sha256(canonical_json(document)).hexdigest(),
@@ -82,6 +87,7 @@ class Declared:
             phases=tuple((phase["from_round"], _sent(phase["up"])) for phase in schema),
             records=None if document["privacy"] else records,
             packages=tuple(Package(**each) for each in document.get("packages", ())),
+            counting=None if known is None else known.counting,
         )
         if security["secure_aggregation"] == "off":
             return plain

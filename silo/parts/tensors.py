@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.evaluation.counting import tables_fault
 from ...algorithms.exchange.parts import (
     WEIGHT,
     Item,
@@ -18,7 +17,8 @@ from ...algorithms.exchange.parts import (
     delivered_items,
 )
 from ...algorithms.job.job import Job
-from ...algorithms.method import METRICS
+from ...algorithms.tasks.counting import METRICS, TESTED, Counting
+from ...algorithms.tasks.value_counting import UNIT
 from ...errors import LocalError, RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto.tensor_pb2 import Manifest
@@ -146,12 +146,18 @@ def _shown(name: object) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)
 
 
-def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordCount | None) -> str:
+def miscounted(
+    items: Sequence[Item],
+    values: Sequence[Tensor],
+    records: RecordCount | None,
+    counting: Counting | None,
+) -> str:
     """The reason against a value that counts records which this silo lacks; empty for none.
 
-    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count
-    test records. In a private job, which has no ``records``, they are noisy: whole numbers that
-    canonical JSON can hold.
+    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics are
+    what evaluation counts of the test records. In a private job, which has no ``records``, they are
+    noisy: whole numbers that canonical JSON can hold. ``counting`` is None for the task of an
+    installed package, whose code has no say here: its sums are of shares of records.
     """
     known, noisy = records, ""
     if known is None:
@@ -169,7 +175,7 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
                 )
         elif item.kind is Kind.METRIC:
             metrics[item.part, item.spec.name] = value
-    return _miscounted_tests(metrics, known.test, noisy)
+    return _miscounted_tests(metrics, known.test, noisy, counting)
 
 
 def _counts_training(item: Item) -> bool:
@@ -183,22 +189,29 @@ def _whole_up_to(most: int, value: Tensor) -> bool:
     return bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= most)).all())
 
 
-def _miscounted_tests(metrics: Mapping[tuple[str, str], Tensor], most: int, noisy: str) -> str:
-    tested = int(metrics.get((METRICS.name, "tested"), torch.tensor(0)))
+def _miscounted_tests(
+    metrics: Mapping[tuple[str, str], Tensor], most: int, noisy: str, counting: Counting | None
+) -> str:
+    tested = int(metrics.get((METRICS, TESTED), torch.tensor(0)))
     if not 0 <= tested <= most:
-        return f"{METRICS.name}/tested is {tested}, this silo has {most} test records{noisy}"
-    tables = {place: counts for place, counts in metrics.items() if place[0] != METRICS.name}
+        return f"{METRICS}/{TESTED} is {tested}, this silo has {most} test records{noisy}"
     for (part, name), counts in metrics.items():
         # Noisy tables may hold any number: their specs bound them, at both ends.
-        if noisy and (part, name) in tables:
+        if noisy and part != METRICS:
             continue
+        unit = _most_of_one(part, name, counting)
         for count in (counts.min(), counts.max()):
-            if not 0 <= count <= tested:
-                return f"{part}/{name} is {int(count)}, of {tested} that were tested"
-    if noisy:
-        return ""
-    correct = {model: int(metrics[METRICS.name, f"correct.{model}"]) for _, model in tables}
-    return tables_fault(tables, tested, correct)
+            if not 0 <= count <= tested * unit:
+                of = f", in units of 1/{unit}" if unit > 1 else ""
+                return f"{part}/{name} is {int(count)}{of}, of {tested} that were tested"
+    return "" if noisy or counting is None else counting.fault(metrics, tested)
+
+
+def _most_of_one(part: str, name: str, counting: Counting | None) -> int:
+    """The most that one record adds to one number of a tensor."""
+    if counting is None:
+        return 1 if name == TESTED else UNIT
+    return counting.unit(part, name)
 
 
 def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:

@@ -153,5 +153,5 @@ class JobTraining:
             "product": job.method().product,
             "samples": len(train),
             # One number per class of the job, 0 included.
-            "classes": torch.bincount(train.y, minlength=job.model.classes).tolist(),
+            "classes": job.task.histogram(train.y, job.model.width).tolist(),
         }

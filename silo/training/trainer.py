@@ -44,7 +44,7 @@ def _described(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     lines = traceback.TracebackException.from_exception(error, limit=0).format_exception_only()
-    return f"{' '.join(line.strip() for line in lines)[:MAX_TEXT]}{place}"
+    return f"{' '.join(map(str.strip, lines))[:MAX_TEXT]}{place}"
 
 
 class Trainer:

@@ -32,8 +32,8 @@ from ...errors import LocalError
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
-# the bytes at which x and y begin, and the shape of x
-Position: TypeAlias = tuple[int, int, tuple[int, ...]]
+# the byte at which an array begins, its dtype and its shape
+Position: TypeAlias = tuple[int, str, tuple[int, ...]]
 
 
 class Descriptor(int):
@@ -101,33 +101,41 @@ def _memory() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str, Position]]:
-    known: dict[int, Position] = {}  # several silos may be tested on the same records
-    positions: dict[str, dict[str, Position]] = {}
+def _write(
+    file: BinaryIO, records: Mapping[str, Records]
+) -> dict[str, dict[str, tuple[Position, Position]]]:
+    known: dict[
+        int, tuple[Position, Position]
+    ] = {}  # several silos may be tested on the same records
+    positions: dict[str, dict[str, tuple[Position, Position]]] = {}
     for silo, own in records.items():
         positions[silo] = {}
         for side, data in _sides(own):
             # Silos that share test records share one object: write it once.
             if id(data) not in known:
-                known[id(data)] = _put(file, data.x), _put(file, data.y), tuple(data.x.shape)
+                known[id(data)] = _put(file, data.x), _put(file, data.y)
             positions[silo][side] = known[id(data)]
     return positions
 
 
-def _put(file: BinaryIO, tensor: Tensor) -> int:
+def _put(file: BinaryIO, tensor: Tensor) -> Position:
     # torch's kernels may add up in another order where values are not aligned, and a worker's
     # results must be those of one process bit for bit
     file.write(bytes(-file.tell() % ALIGNED))
     start = file.tell()
-    file.write(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
-    return start
+    array = tensor.contiguous().numpy()
+    file.write(array.reshape(-1).view(np.uint8).data)
+    return start, array.dtype.str, array.shape
 
 
-def _dataset(memory: mmap.mmap, at_x: int, at_y: int, shape: Sequence[int]) -> Dataset:
-    # Arrays over the map: pages are read only when they are used.
-    x: NDArray[np.float32] = np.ndarray(shape, np.float32, memory, at_x)
-    y: NDArray[np.int64] = np.ndarray(shape[:1], np.int64, memory, at_y)
-    return Dataset(torch.from_numpy(x), torch.from_numpy(y))
+def _dataset(memory: mmap.mmap, x: Position, y: Position) -> Dataset:
+    return Dataset(_read(memory, *x), _read(memory, *y))
+
+
+def _read(memory: mmap.mmap, start: int, dtype: str, shape: Sequence[int]) -> Tensor:
+    # An array over the map: pages are read only when they are used.
+    array: NDArray[Any] = np.ndarray(shape, np.dtype(dtype), memory, start)
+    return torch.from_numpy(array)
 
 
 def _sides(own: Records) -> Iterator[tuple[str, Dataset]]:

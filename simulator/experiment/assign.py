@@ -33,12 +33,11 @@ class Dealt:
     how: Mapping[str, Any]
 
 
-def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dealt:
-    """The sides that a file holds, which was made for these records.
+def from_file(table: PartitionFromFile, source: DataTable, labels: Indices) -> Dealt:
+    """The sides that a file holds, which was made for these records and labels [N].
 
     LocalError if the file does not fit these records.
     """
-    labels = data.y.numpy()
     match table.format:
         case "ppfl":
             found = read_ppfl(table.file, labels, source.title)
@@ -57,12 +56,15 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
     return Dealt(found.sides(), found.seed, found.how)
 
 
-def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
+def from_tables(
+    table: Partition, split: Split, source: DataTable, data: Dataset, labels: Indices
+) -> Dealt:
     """The sides, dealt out and split; the same tables and records make the same sides.
 
-    ``table`` says how records are dealt out to clients, ``split`` which of them are tested on.
+    ``table`` says how records are dealt out to clients, by ``labels`` [N] where it looks at them,
+    and ``split`` which of them are tested on.
     """
-    labels, column = data.y.numpy(), _column(data.sources)
+    column = _column(data.sources)
     how = table.model_dump(exclude={"seed"}, exclude_none=True)
     # The partition's file says how it was made.
     how["split"] = split.model_dump()

@@ -277,6 +277,7 @@ def _records_fault(of_file: ModelOptions, of_method: ModelOptions) -> str:
     pairs = {
         "input": (input_shape(of_file), input_shape(of_method)),
         "classes": (of_file.classes, of_method.classes),
+        "outputs": (of_file.outputs, of_method.outputs),
         "class_names": (of_file.class_names, of_method.class_names),
     }
     for key, (own, other) in pairs.items():

@@ -9,11 +9,11 @@ from pydantic import Field, PlainValidator
 from ...algorithms.data import registry
 from ...algorithms.data.options import Shared, SourceTable
 from ...algorithms.data.sources.synthetic import LARGEST, PUBLISHED_SILOS
-from ...algorithms.data.tagged import of_kind
 from ...algorithms.job.job import Seed
 from ...algorithms.partition import options
 from ...algorithms.partition.split import Ratio
 from ...files.documents import Strict
+from ...files.tagged import of_kind
 
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

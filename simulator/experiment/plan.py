@@ -18,7 +18,7 @@ class Population:
     """
 
     records: Mapping[str, Records]
-    classes: int
+    classes: int  # 0 in a task without
     class_names: tuple[str, ...] | None
     digest: str
     partition: PartitionFile | None = None

@@ -44,10 +44,15 @@ def populate(experiment: Experiment) -> Population:
     file = experiment.file
     if not isinstance(file.data, Synthetic):
         return _populate(file, file.data)
+    if not file.task.by_class:
+        raise LocalError(
+            f"data of kind {file.data.kind!r} have classes, and the task is {file.task.kind}; take"
+            " other data"
+        )
     clients = list(map(str, range(file.data.silos)))
     # Synthetic records are drawn silo by silo, so there is nothing to deal out.
     drawn = _drawn(file.data, silo_names(clients, file.silos))
-    classes, names = file.model.classes, file.model.class_names
+    classes, names = file.model.width, file.model.class_names
     return Population(
         records=drawn,
         classes=classes,
@@ -74,10 +79,11 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
         raise LocalError(f"data of kind {source.kind!r} take a [partition]; add it")
     # A partition depends on the labels, so the data comes first.
     data = _load(file, source)
+    labels = file.task.strata(data.y).numpy()
     if isinstance(file.partition, PartitionFromFile):
-        dealt = from_file(file.partition, source, data)
+        dealt = from_file(file.partition, source, labels)
     else:
-        dealt = from_tables(file.partition, file.split or Merged(), source, data)
+        dealt = from_tables(file.partition, file.split or Merged(), source, data, labels)
 
     # a skewed partition may leave a client no record at all; such a client cannot train
     empty = [client for client, sides in dealt.sides.items() if not len(sides.all())]
@@ -89,13 +95,13 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
     # After clients were left out, whose groups do not matter.
     check_groups(silos, data.groups)
 
-    labels = data.y.numpy()
     # Before ``cut`` rearranges the records, to which the partition's indices refer.
     partition = partition_file(silos, labels, source.title, dealt.seed, dealt.how)
     notes = _notes(empty, silos, len(some), len(data))
     records = cut(data, silos)
-    classes, names = file.model.classes, file.model.class_names or data.class_names
-    digest = _digest(records, classes, names)
+    names = file.model.class_names or data.class_names
+    digest = _digest(records, file.model.width, names)
+    classes = file.model.width if file.task.by_class else 0
     return Population(
         records=records,
         classes=classes,
@@ -110,15 +116,9 @@ def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     # Report missing files before reading begins.
     source.check_present()
     data = source.load(file.model)
-    classes = file.model.classes
     # The model has no output for such a label: torch would fail in training.
-    outside = data.y[(data.y < 0) | (data.y >= classes)]
-    if len(outside):
-        raise LocalError(
-            f"{source.where}: label {int(outside[0])} in {len(outside)} of {len(data)} records,"
-            f" model.classes = {classes}: its classes are 0 to {classes - 1};"
-            " correct it, or number from 0"
-        )
+    if fault := file.task.records_fault(data.y, file.model.width):
+        raise LocalError(f"{source.where}: {fault}")
 
     # a record that is there twice may be trained on and tested on
     twice = same_id(data.ids)

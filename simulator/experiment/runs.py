@@ -108,8 +108,9 @@ def _declared(
         y = records.train.y
         counts[silo] = len(y)
         # Training records only, as a silo of a federation declares them.
-        histogram = torch.bincount(y, minlength=population.classes)
-        by_class[silo] = tuple(histogram.tolist())
+        if class_counts:
+            histogram = torch.bincount(y, minlength=population.classes)
+            by_class[silo] = tuple(histogram.tolist())
     declared: dict[str, object] = {"counts": counts}
     if class_counts and not security.class_counts:
         declared["class_counts"] = by_class

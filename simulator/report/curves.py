@@ -1,11 +1,11 @@
-"""PNG pictures of several methods' runs: accuracy over rounds, and its spread over the silos."""
+"""PNG pictures of several methods' runs: the score over rounds, and its spread over the silos."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from ...algorithms.tasks.class_counting import ACCURACY
+from ...algorithms.tasks.counting import ScoreForm
 from ...errors import LocalError
 from ..run.history import Measure, Measured
 from ..run.scores import ALL, TITLES, Average
@@ -27,7 +29,7 @@ T = TypeVar("T")
 # Labels of the axis.
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
-    "micro": "micro: share of all silos' records",
+    "micro": "micro: mean over all silos' records",
     "balanced": "balanced: mean over silos and their classes",
 }
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are spread evenly, however many
@@ -76,18 +78,16 @@ def curve(
 
 
 def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
-    """The silos' accuracies in the last look of one measure, those of all seeds together.
+    """The silos' scores in the last look of one measure, those of all seeds together.
 
-    Empty where a seed has none.
-
-    In 0…1, one per silo and seed.
+    Empty where a seed has none; one per silo and seed.
     """
     looks = []
     for history in seeds.values():
         measured = _only(history, measure)
         if not measured:
             return np.array([])
-        looks.append(measured[-1].accuracies)
+        looks.append(measured[-1].by_silo)
     return np.concatenate(looks) if looks else np.array([])
 
 
@@ -96,7 +96,10 @@ def _only(history: Sequence[Measured], measure: Measure) -> list[Measured]:
 
 
 def curves(
-    histories: Histories, measures: Sequence[Measure] = ALL, mean: Average = "macro"
+    histories: Histories,
+    measures: Sequence[Measure] = ALL,
+    mean: Average = "macro",
+    form: ScoreForm = ACCURACY,
 ) -> bytes:
     """PNG with a panel per measure and a line per method.
 
@@ -126,22 +129,24 @@ def curves(
                 _line(axes, one, styles[label])
             axes.set_xlabel("rounds of training")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            percent(axes, "y")
+            _scale(axes, "y", form)
         # The panels share their axes, so the first sets the limits of all.
         first = next(iter(panels))
-        first.set_ylabel(f"accuracy ({MEANS[mean]})")
+        first.set_ylabel(f"{form.axis} ({MEANS[mean]})")
         # A margin, so that the last marker is not cut off.
         first.set_xlim(0, 1.02 * longest)
-        first.set_ylim(within([lowest, highest]))
+        first.set_ylim(within([lowest, highest], share=form.share))
         handles = [_handle(style) for style in styles.values()]
         figure.legend(handles, list(styles), loc="outside right center")
-        figure.suptitle("Accuracy on held-out records over rounds")
+        figure.suptitle(f"{form.title} on held-out records over rounds")
         figure.supxlabel(explained, fontsize="small")
 
     return picture(4.4 * len(measures) + 0.9 + _label_width(histories), 4.6, draw)
 
 
-def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
+def spread(
+    histories: Histories, measures: Sequence[Measure] = ALL, form: ScoreForm = ACCURACY
+) -> bytes:
     """PNG with a panel per measure, a row per method, and a dot per silo and seed.
 
     LocalError as for ``curves``.
@@ -151,9 +156,9 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
     drawn = _by_measure(histories, measures, last)
 
-    # the panels share the axis of accuracies, so its limits come from all of them
+    # the panels share the axis of scores, so its limits come from all of them
     shown = np.concatenate([values for panel in drawn.values() for values in panel.values()])
-    limits = within([float(shown.min()), float(shown.max())])
+    limits = within([float(shown.min()), float(shown.max())], share=form.share)
     looks = "the last look"
     if seeds > 1:
         looks = f"the last look of {seeds} seeds"
@@ -163,13 +168,13 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
         for axes, measure in panels.items():
             for row, (label, values) in enumerate(drawn[measure].items()):
                 _dots(axes, row, values, styles[label])
-            axes.set_xlabel("accuracy of a silo")
-            percent(axes, "x")
+            axes.set_xlabel(f"{form.axis} of a silo")
+            _scale(axes, "x", form)
         first = next(iter(panels))
         first.set_yticks(range(len(styles)), list(styles))
         first.set_ylim(len(styles) - 0.5, -0.5)  # the first method on top
         first.set_xlim(limits)
-        figure.suptitle(f"Accuracy on held-out records, silo by silo, in {looks}")
+        figure.suptitle(f"{form.title} on held-out records, silo by silo, in {looks}")
         legend = (
             "dot: a silo under one seed     box: the middle half     bar: median     diamond: mean"
             " (macro)"
@@ -178,6 +183,14 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
 
     width = max(4.4 * len(measures) + _label_width(histories), LEGEND)
     return picture(width, 1.7 + 0.45 * len(styles), draw)
+
+
+def _scale(axes: Axes, way: Literal["x", "y"], form: ScoreForm) -> None:
+    """Grid lines across one axis, which has percents for shares."""
+    if form.share:
+        percent(axes, way)
+    else:
+        axes.grid(axis=way)
 
 
 def _check(histories: Histories, measures: Sequence[Measure]) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 from ...algorithms.catalog import method_class
 from ...algorithms.course import SiloState
 from ...algorithms.exchange.parts import Tensors
+from ...algorithms.job.evaluated import form_of
+from ...algorithms.tasks.counting import ScoreForm
 from ...algorithms.training.silo_round import state_from_bytes
 from ...errors import LocalError
 from ...files import tensor_file
@@ -44,6 +46,11 @@ class Recorded:
     def product(self) -> Literal["delivered", "trained"]:
         """The kind of model that the method's silos keep in the end (``method.Method``)."""
         return method_class(self.method, str(self.folder)).product
+
+    @property
+    def form(self) -> ScoreForm:
+        """By what the run's models are compared."""
+        return form_of(self.identity.job)
 
     def model(self, silo: str) -> SiloState:
         """The model that a silo keeps.

@@ -65,17 +65,21 @@ def write_report(
 
 def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[Link, bytes]:
     """PNG by link, in the order of the summary."""
+    # All runs of a folder are of one task.
+    form = next(iter(groups.values()))[0].form
     histories = {}
     for label, runs in groups.items():
         histories[label] = {run.seed: run.history for run in runs}
     # None for pictures that cannot be drawn; they are left out at the end.
     pictures: dict[Link, bytes | None] = {
-        _link(CURVES, "Accuracy over rounds"): curves.curves(histories),
-        _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(histories),
+        _link(CURVES, f"{form.title} over rounds"): curves.curves(histories, form=form),
+        _link(SPREAD, f"{form.title} silo by silo, after the last round"): curves.spread(
+            histories, form=form
+        ),
     }
 
     # labels are not in the runs' files: only whoever has the population can draw it
-    if population is not None:
+    if population is not None and population.classes:
         caption = "Who holds what: the area of a disc is the number of records"
         pictures[_link(PARTITION_PICTURE, caption)] = _drawn(population)
 
@@ -134,7 +138,7 @@ def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
     found = heatmaps.heat_map(job, run.coordinator(), run.model)
     if found is None:
         return None
-    if population is None:
+    if population is None or not population.classes:
         return heatmaps.png(found)
     names = population.class_names or ()
     return heatmaps.png(found, counts(population), names)

@@ -14,12 +14,12 @@ Product: TypeAlias = Literal["delivered", "trained"]  # of a method
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Accuracies in 0…1 from the weakest to the strongest silo; a tenth is at least one silo."""
+    """Scores from the weakest to the strongest silo; a tenth is at least one silo."""
 
     least: float
-    worst_tenth: float  # mean of the lowest
+    worst_tenth: float  # mean of the worst
     median: float
-    best_tenth: float  # mean of the highest
+    best_tenth: float  # mean of the best
     most: float
     spread: float  # standard deviation over the silos, of a population
 
@@ -47,18 +47,23 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
         return delivered
 
     # a silo outside every cohort has no model that it trained
-    at_own = {silo: right for silo, right in own.correct.items() if silo in trained}
+    at_own = {silo: score for silo, score in own.scores.items() if silo in trained}
     recalls = {silo: recall for silo, recall in own.recalls.items() if silo in trained}
     return replace(
         own,
-        correct={**delivered.correct, **at_own},
+        scores={**delivered.scores, **at_own},
         recalls={**delivered.recalls, **recalls},
     )
 
 
-def spectrum(measured: Measured) -> Spectrum:
-    """The spectrum of one measure of one run; tenths are rounded up."""
-    ordered = np.sort(measured.accuracies)
+def spectrum(measured: Measured, *, higher: bool = True) -> Spectrum:
+    """The spectrum of one measure of one run; tenths are rounded up.
+
+    The best score is the ``higher`` one, or the lower.
+    """
+    ordered = np.sort(measured.by_silo)
+    if not higher:
+        ordered = ordered[::-1]
     tenth = ceil(len(ordered) / 10)
     return Spectrum(
         float(ordered[0]),
@@ -70,9 +75,11 @@ def spectrum(measured: Measured) -> Spectrum:
     )
 
 
-def against(measured: Measured, other: Measured) -> Against:
-    """Silo by silo, on the same records: the number of correct records decides."""
+def against(measured: Measured, other: Measured, *, higher: bool = True) -> Against:
+    """Silo by silo, on the same records: the ``higher`` score wins, or the lower."""
     silos = list(measured.records)
-    # Counts, not accuracies: rounding could hide a tie.
-    gains = np.array([measured.correct[silo] - other.correct[silo] for silo in silos])
+    # Of as many records, so scores that tie are the same number.
+    gains = np.array([measured.scores[silo] - other.scores[silo] for silo in silos])
+    if not higher:
+        gains = -gains
     return Against(int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum()))

@@ -68,18 +68,21 @@ def styles_of(labels: Sequence[str]) -> dict[str, Style]:
 
 
 def percent(axes: Axes, way: Literal["x", "y"]) -> None:
-    """Write one axis, of accuracies in 0…1, in percent, with grid lines across it."""
+    """Write one axis, of shares in 0…1, in percent, with grid lines across it."""
     axis = {"x": axes.xaxis, "y": axes.yaxis}[way]
     axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.grid(axis=way)
 
 
-def within(values: Sequence[float]) -> tuple[float, float]:
-    """Limits around accuracies, with some air, and none beyond 0 and 1 than a marker takes.
+def within(values: Sequence[float], *, share: bool = True) -> tuple[float, float]:
+    """Limits around scores, with some air; those of a ``share`` are hardly beyond 0 and 1.
 
-    At least 0.02 apart, so that the axis has a range even for equal values.
+    They are apart, so that the axis has a range even for equal values.
     """
     low, high = min(values), max(values)
+    if not share:
+        air = 0.04 * (high - low) or 0.04 * abs(high) or 1.0
+        return low - air, high + air
     air = max(0.04 * (high - low), 0.01)
     return max(low - air, -0.02), min(high + air, 1.02)
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from ...algorithms.job.job import Job
 from ...algorithms.partition.file import PartitionFile
+from ...algorithms.tasks.counting import ScoreForm
 from ...errors import LocalError
 from ..experiment.plan import Population
 from ..run.history import Measure, Measured
@@ -26,6 +27,7 @@ from ..run.scores import (
     CHOICES,
     DEFINITIONS,
     TITLES,
+    Average,
     Choice,
     Named,
     Spread,
@@ -57,7 +59,7 @@ DUELS = ("better", "equal", "worse")
 SIDES = {"training": "train", "validation": "validation", "test": "test"}  # of ``SiloRecords``
 
 # of a job's document, that a simulation heeds
-TABLES = ("rounds", "participation", "min_cohort", "model", "training")
+TABLES = ("rounds", "participation", "min_cohort", "model", "task", "training")
 KEEPS = {
     "delivered": "the model delivered last (all/aggregated)",
     "trained": "the model trained last (all/trained)",
@@ -78,7 +80,7 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
             f"{first.folder}: its silos held other records than now; choose another --out"
         )
 
-    # accuracies on different records cannot be compared, and a table would not show the difference
+    # scores on different records cannot be compared, and a table would not show the difference
     for run in everyone:
         if run.identity.population != digest:
             raise LocalError(
@@ -288,16 +290,17 @@ def summary(
 
     It is Markdown. Without ``partition`` it does not say how records were dealt out.
     """
-    # All runs of a folder belong to one experiment.
-    title = next(iter(groups.values()))[0].identity.job["name"]
+    # All runs of a folder belong to one experiment, and so to one task.
+    first = next(iter(groups.values()))[0]
+    title, form = first.identity.job["name"], first.form
     sections = (
         _experiment(groups, partition),
-        _silos(groups),
-        _accuracy(groups),
+        _silos(groups, form),
+        _every_measure(groups, form),
         _cost(groups),
         _pictures(pictures),
     )
-    return "\n".join([f"# {escaped(title)}\n", *filter(None, sections), _meaning()])
+    return "\n".join([f"# {escaped(title)}\n", *filter(None, sections), _meaning(form)])
 
 
 def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
@@ -309,9 +312,11 @@ def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
     return text
 
 
-def _silos(groups: Groups) -> str:
+def _silos(groups: Groups, form: ScoreForm) -> str:
     alone = _trains_alone(groups)
-    text = "## In the end, silo by silo\n\nAfter the last round, on test records, in percent"
+    text = (
+        f"## In the end, silo by silo\n\nAfter the last round, on test records, {form.measured_in}"
+    )
     if _several(groups):
         text += ", mean ± standard deviation over seeds"
     text += ".\n"
@@ -320,9 +325,9 @@ def _silos(groups: Groups) -> str:
     if alone is not None:
         silos = len(groups[alone][0].silos)
         text += (
-            f"Better, equal and worse count those of the {silos} silos that have more, as many and"
-            f" fewer records right than with **{escaped(alone)}**, where each silo trains alone,"
-            " under the same seed.\n"
+            f"Better, equal and worse count those of the {silos} silos that have a better, the same"
+            f" and a worse {form.name} than with **{escaped(alone)}**, where each silo trains"
+            " alone, under the same seed.\n"
         )
 
     # first the model that a silo would use, then both kinds of model for every method, so that
@@ -331,10 +336,10 @@ def _silos(groups: Groups) -> str:
         "\n### The model that each silo keeps\n\nThe list of methods above says which model a silo"
         " keeps; a silo that was in no cohort keeps the one delivered last.\n\n"
     )
-    text += _by_silo(_by_seed(groups, _kept), alone)
+    text += _by_silo(_by_seed(groups, _kept), alone, form)
     for measure in ALL:
         text += f"\n### {TITLES[measure].capitalize()} ({measure})\n\n"
-        text += _by_silo(_by_seed(groups, partial(_last, measure=measure)), alone)
+        text += _by_silo(_by_seed(groups, partial(_last, measure=measure)), alone, form)
     return text
 
 
@@ -356,41 +361,51 @@ def _by_seed(groups: Groups, look: Callable[[Recorded], Measured]) -> Looks:
     return looks
 
 
-def _by_silo(looks: Looks, alone: str | None) -> str:
+def _by_silo(looks: Looks, alone: str | None, form: ScoreForm) -> str:
     """A row per method, from the look at each of its seeds."""
-    titles = [*AVERAGES, *SPECTRUM.values()]
+    averages = _averages(looks)
+    titles = [*averages, *SPECTRUM.values()]
     if alone is not None:
         titles += DUELS
     rows = []
     for label, seeds in looks.items():
         # Columns of numbers, each to be averaged over the seeds.
-        numbers = zip(*map(_numbers, seeds.values()), strict=True)
-        row = [_percent(spread(column)) for column in numbers]
+        own = (_numbers(look, averages, form) for look in seeds.values())
+        row = [_shown(spread(column), form) for column in zip(*own, strict=True)]
         # No comparison with itself.
         if alone == label:
             row += [NONE] * len(DUELS)
         elif alone is not None:
-            row += _duels(seeds, looks[alone])
+            row += _duels(seeds, looks[alone], form)
         rows.append([escaped(label), *row])
-    rows.append(_majority_row(next(iter(looks.values())), len(titles)))
+    rows.append(_constant_row(next(iter(looks.values())), averages, len(titles), form))
     return _method_table(titles, rows)
 
 
-def _majority_row(seeds: Mapping[int, Measured], columns: int) -> list[str]:
-    """The row of answers that are the same for all records of a silo, with the best class."""
+def _averages(looks: Looks) -> list[Average]:
+    """The averages that there are: without classes nothing is balanced by them."""
+    every = [look for seeds in looks.values() for look in seeds.values()]
+    return [name for name in AVERAGES if all(getattr(one, name) is not None for one in every)]
+
+
+def _constant_row(
+    seeds: Mapping[int, Measured], averages: Sequence[Average], columns: int, form: ScoreForm
+) -> list[str]:
+    """The row of the best answers that are the same for all records of a silo."""
     look = next(iter(seeds.values()))
-    numbers = _numbers(replace(look, correct=look.frequent))
-    row = [_percent(Spread(1, number, None)) for number in numbers]
+    numbers = _numbers(replace(look, scores=look.baselines), averages, form)
+    row = [_shown(Spread(1, number, None), form) for number in numbers]
     # By class such answers are right for one of all that the silo has, whichever it is.
-    row[list(AVERAGES).index("balanced")] = NONE
-    return ["*always the most frequent class*", *row, *[NONE] * (columns - len(row))]
+    if "balanced" in averages:
+        row[averages.index("balanced")] = NONE
+    return [f"*{escaped(form.constant)}*", *row, *[NONE] * (columns - len(row))]
 
 
-def _numbers(look: Measured) -> list[float]:
+def _numbers(look: Measured, averages: Sequence[Average], form: ScoreForm) -> list[float]:
     """The averages and the spectrum of one look, in the order of the columns."""
-    averages = {average: getattr(look, average) for average in AVERAGES}
-    numbers = asdict(spectrum(look)) | averages
-    return [numbers[name] for name in (*AVERAGES, *SPECTRUM)]
+    own = {average: getattr(look, average) for average in averages}
+    numbers = asdict(spectrum(look, higher=form.higher)) | own
+    return [numbers[name] for name in (*averages, *SPECTRUM)]
 
 
 def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -399,7 +414,9 @@ def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return table([MarkdownColumn("method"), *numbers], rows)
 
 
-def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> list[str]:
+def _duels(
+    seeds: Mapping[int, Measured], others: Mapping[int, Measured], form: ScoreForm
+) -> list[str]:
     """Better, equal and worse, the mean over the seeds that both have."""
     # Compare within a seed: with another seed, silos start from another model.
     both = seeds.keys() & others.keys()
@@ -408,27 +425,27 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
 
     duels = []
     for seed in both:
-        duel = against(seeds[seed], others[seed])
+        duel = against(seeds[seed], others[seed], higher=form.higher)
         duels.append(astuple(duel))
     means = map(fmean, zip(*duels, strict=True))
     # With one seed, these are whole numbers.
     return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
 
-def _accuracy(groups: Groups) -> str:
+def _every_measure(groups: Groups, form: ScoreForm) -> str:
     found = {}
     for label, runs in groups.items():
         histories = map(attrgetter("history"), runs)
         # Only scores that all seeds of a label have count.
-        found[label] = over_seeds(list(map(scores, histories)))
-    text = "## Every measure\n\nOn test records, in percent as above.\n"
+        found[label] = over_seeds([scores(own, higher=form.higher) for own in histories])
+    text = f"## Every measure\n\nOn test records, {form.measured_in} as above.\n"
     for choice in CHOICES:
-        text += _scores(found, choice)
+        text += _scores(found, choice, form)
     return text
 
 
-def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
-    """The accuracies of one choice of rounds: a column per measure that some method has."""
+def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice, form: ScoreForm) -> str:
+    """The scores of one choice of rounds: a column per measure that some method has."""
     measured = set().union(*found.values())
     candidates = [(measure, average, choice) for measure, average in product(SHOWN, AVERAGES)]
     # In a fixed order, not in that of the runs.
@@ -439,7 +456,7 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
     rows = []
     for label, own in found.items():
         # a measure that this method lacks is a gap in its row
-        cells = map(_percent, map(own.get, columns))
+        cells = (_shown(own.get(column), form) for column in columns)
         rows.append([escaped(label), *cells])
     text = f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n"
     return text + _method_table(titles, rows)
@@ -479,18 +496,18 @@ def _pictures(pictures: Sequence[Link]) -> str:
     return f"{shown}\n{named}"
 
 
-def _meaning() -> str:
+def _meaning(form: ScoreForm) -> str:
     defined = ""
     for name, meaning in (DEFINITIONS | AVERAGES).items():
         defined += f"- **{name}**: {meaning}.\n"
     return (
-        "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, on"
-        f" the side named, that a model classifies correctly.\n\n{defined}- **always the most"
-        " frequent class**: one answer for all records of a silo, the class that it has most of"
-        " there; an accuracy that is no higher shows nothing learnt.\n- **spread**: the"
-        " population standard deviation (divided by n) of the silos' accuracies.\n-"
-        " **worst tenth**, **best tenth**: the mean accuracy of the tenth of the silos, rounded"
-        " up, with the lowest and with the highest accuracies.\n- **±**: the sample standard"
+        f"## What the numbers mean\n\nThe score of a silo is the {form.name} of a model on its own"
+        f" records, on the side named; {'more' if form.higher else 'less'} is better.\n\n"
+        f"{defined}- **{form.constant}**: the best answer that is the same for all records of a"
+        " silo there; a score that is no better shows nothing learnt.\n- **spread**: the"
+        " population standard deviation (divided by n) of the silos' scores.\n-"
+        " **worst tenth**, **best tenth**: the mean score of the tenth of the silos, rounded"
+        " up, with the worst and with the best scores.\n- **±**: the sample standard"
         " deviation (divided by n − 1) over seeds.\n\nRounds that train count; a census before the"
         " first does not. Seeds determine initial models, cohorts and batches; all seeds share who"
         " holds which record, and on which side.\n"
@@ -515,10 +532,5 @@ def _pace(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _percent(value: Spread | None) -> str:
-    if value is None:
-        return NONE
-    text = f"{100 * value.mean:.2f}"
-    if value.deviation is not None:
-        text += f" ± {100 * value.deviation:.2f}"
-    return text
+def _shown(value: Spread | None, form: ScoreForm) -> str:
+    return NONE if value is None else form.cell(value.mean, value.deviation)

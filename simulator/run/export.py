@@ -2,15 +2,14 @@
 
 ::
 
-    rounds.csv                 rounds, measure, silos, records, macro, micro, balanced, majority,
+    rounds.csv                 rounds, measure, silos, records, macro, micro, balanced, constant,
                                spread, least, most: a line per measure
-    silos.csv                  silo, training, measure, correct, records, accuracy, balanced,
-                               majority: of the look after the last round
+    silos.csv                  silo, training, measure, records, the task's score, balanced,
+                               constant: of the look after the last round
     models/<silo>.safetensors  the model that the silo keeps, as ``part/<part>/<tensor>`` and
                                ``extra/<tensor>``
     measures.json              what test counts say after the last round, of all records and silo by
-                               silo: class by class, and with the job's [metrics] AUROC,
-                               AUPRC and calibration
+                               silo, such as class by class, and with the job's [metrics] AUROC
     coordinator.safetensors    what the method's coordinator half knew in the end, where it has such
                                a thing
 
@@ -29,10 +28,10 @@ from typing import Any
 
 from ...algorithms.course import SiloState
 from ...algorithms.engines.aggregation import SILOS as AXIS
-from ...algorithms.evaluation.counting import MODELS as MODEL_STATES
-from ...algorithms.evaluation.counting import Tally, pooled
-from ...algorithms.evaluation.measures import of_by_class, of_scores
 from ...algorithms.exchange.delivery import CoordinatorState
+from ...algorithms.tasks.counting import MODELS as MODEL_STATES
+from ...algorithms.tasks.counting import Counting, Tally
+from ...algorithms.tasks.table_counting import CONFUSION
 from ...algorithms.training.silo_round import Seen, state_to_bytes
 from ...files import tensor_file
 from ...files.documents import write_atomic
@@ -53,13 +52,17 @@ def write(
     models: Mapping[str, SiloState],
     coordinator: CoordinatorState,
     seen: Mapping[str, Seen],
+    counting: Counting,
 ) -> tuple[Path, ...]:
     """Write all into a run's folder, replacing files of the same name; returns the files.
 
     The files are durable when it returns. UnwritableError if the disk fails.
     """
-    files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
-    files[MEASURES] = (json.dumps(measures(seen), indent=1) + "\n").encode()
+    files = {
+        ROUNDS: rounds_csv(history).encode(),
+        SILOS: silos_csv(silos, history, counting.score.key).encode(),
+    }
+    files[MEASURES] = (json.dumps(measures(seen, counting), indent=1) + "\n").encode()
     # No file for a method without such a state.
     if coordinator:
         # safetensors does not accept tensors that share memory.
@@ -81,7 +84,7 @@ def write(
     return tuple(written)
 
 
-def measures(seen: Mapping[str, Seen]) -> dict[str, Any]:
+def measures(seen: Mapping[str, Seen], counting: Counting) -> dict[str, Any]:
     """What the test counts of all silos say, together and silo by silo, as plain values.
 
     Of each silo's model as delivered, and as trained last.
@@ -90,26 +93,24 @@ def measures(seen: Mapping[str, Seen]) -> dict[str, Any]:
     for model in MODEL_STATES:
         tallies = {silo: getattr(own, model) for silo, own in seen.items()}
         own = {silo: _said(tally) for silo, tally in tallies.items()}
-        found[model] = {"all": _said(pooled(list(tallies.values()))), "silos": own}
+        found[model] = {"all": _said(counting.pooled(list(tallies.values()))), "silos": own}
     return found
 
 
 def _said(tally: Tally) -> dict[str, Any]:
-    said = {"accuracy": tally.correct / tally.records, **of_by_class(tally.by_class)}
-    if tally.confusion is not None:
-        said["confusion"] = tally.confusion.tolist()
-    if tally.scores is not None:
-        said |= of_scores(tally.scores)
-    return said
+    # Of a table its measures say enough, but for a matrix.
+    tables = {name: table for name, table in tally.tables.items() if name == CONFUSION}
+    return {**tally.said(), **tables}
 
 
 def rounds_csv(history: Iterable[Measured]) -> str:
     """A line per measure, in the order in which they were taken.
 
-    ``majority`` is the macro accuracy of always answering the class that the silo has most of,
-    ``spread`` the standard deviation over the silos (of a population).
+    ``constant`` is the macro score of the best answer that is the same for all records of a silo,
+    ``balanced`` is empty in tasks without classes, and ``spread`` is the standard deviation over
+    the silos (of a population).
     """
-    averages = ("macro", "micro", "balanced", "majority")
+    averages = ("macro", "micro", "balanced", "constant")
     columns = ("rounds", "measure", "silos", "records", *averages, "spread", "least", "most")
     return _csv(columns, map(_round_row, history))
 
@@ -123,15 +124,15 @@ def _round_row(one: Measured) -> Sequence[object]:
         one.macro,
         one.micro,
         one.balanced,
-        one.majority,
+        one.constant,
         one.spread,
-        float(one.accuracies.min()),
-        float(one.accuracies.max()),
+        float(one.by_silo.min()),
+        float(one.by_silo.max()),
     )
 
 
-def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
-    """A line per silo and measure of the last look.
+def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured], score: str) -> str:
+    """A line per silo and measure of the last look; the column ``score`` has the task's.
 
     ``training`` is the number of a silo's training records.
     """
@@ -142,12 +143,10 @@ def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
     last = [one for one in looks if one.rounds == looks[-1].rounds]
     rows = []
     for silo, one in product(silos, last):
-        correct, records = one.correct[silo.name], one.records[silo.name]
-        balanced, majority = one.recalls[silo.name], one.frequent[silo.name] / records
-        shares = (correct / records, balanced, majority)
-        rows.append((silo.name, silo.train, one.measure, correct, records, *shares))
-    columns = ("silo", "training", "measure", "correct", "records")
-    return _csv((*columns, "accuracy", "balanced", "majority"), rows)
+        own = (one.records, one.scores, one.recalls, one.baselines)
+        rows.append((silo.name, silo.train, one.measure, *(by[silo.name] for by in own)))
+    columns = ("silo", "training", "measure", "records", score, "balanced", "constant")
+    return _csv(columns, rows)
 
 
 def model_file(folder: Path, silo: str) -> Path:

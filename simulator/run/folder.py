@@ -143,7 +143,7 @@ class RunFolder:
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
         # The results come before the index that names them.
-        results = (self.history, models, coordinator, seen)
+        results = (self.history, models, coordinator, seen, self._run.job.counting)
         made = export.write(self.path, self._identity.silos, *results)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 

@@ -1,20 +1,21 @@
-"""A run's measures: how many records of each silo which model got right, after which round.
+"""A run's measures: the task's score of each silo's models on its records, after which round.
 
 On disk a history is a line per measure, and lines are only ever added.
 
 ::
 
-    {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71,48,0.6],"clinic-b":[40,68,34,0.5]}}
+    {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[0.77,71,0.68,0.6],"clinic-b":[0.59,68,0.5,0.5]}}
 
-that is, by silo: right records, all records, those of the most frequent class, and the balanced
-accuracy. A snapshot says how many bytes belong to it (``Prefix``);
-a run that resumes from it measures again what came after them.
+that is, by silo: the score, records, the score of the best answer that is the same for all of them,
+and the score where each class counts the same, or null without classes. A snapshot says how many
+bytes belong to it (``Prefix``); a run that resumes from it measures again what came after them.
 """
 
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,8 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...algorithms.evaluation.counting import Tally
-from ...algorithms.evaluation.measures import balanced_accuracy
+from ...algorithms.tasks.counting import Tally
 from ...algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from ...errors import LocalError
 from ...files.documents import Strict, sync_directory
@@ -49,10 +49,10 @@ class Measured:
 
     rounds: int
     measure: Measure
-    correct: Mapping[str, int]  # records that were classified correctly
+    scores: Mapping[str, float]  # such as the share of records that were classified correctly
     records: Mapping[str, int]
-    frequent: Mapping[str, int]  # records of the class that the silo has most of
-    recalls: Mapping[str, float]  # the silo's balanced accuracy, in 0…1
+    baselines: Mapping[str, float]  # the score of the best answer that is the same for all records
+    recalls: Mapping[str, float | None]  # the silo's balanced score; None in tasks without classes
 
     def of(self, silos: Collection[str]) -> "Measured":
         """The same measure of some of its silos.
@@ -61,48 +61,46 @@ class Measured:
         """
         return replace(
             self,
-            correct=_some(self.correct, silos),
+            scores=_some(self.scores, silos),
             records=_some(self.records, silos),
-            frequent=_some(self.frequent, silos),
+            baselines=_some(self.baselines, silos),
             recalls=_some(self.recalls, silos),
         )
 
     @property
-    def accuracies(self) -> NDArray[np.float64]:
-        """The accuracy of each silo [n], in 0…1.
-
-        In the order of ``records``.
-        """
-        return np.array([self.correct[silo] / count for silo, count in self.records.items()])
+    def by_silo(self) -> NDArray[np.float64]:
+        """The score of each silo [n], in the order of ``records``."""
+        return np.array([self.scores[silo] for silo in self.records])
 
     @property
     def macro(self) -> float:
-        """The mean of the silos' accuracies, in 0…1: each silo counts the same."""
-        return float(self.accuracies.mean())
+        """The mean of the silos' scores: each silo counts the same."""
+        return float(self.by_silo.mean())
 
     @property
     def micro(self) -> float:
-        """The share of all silos' records that are right, in 0…1: each record counts the same."""
-        return sum(self.correct.values()) / sum(self.records.values())
+        """The mean of the silos' scores by their records: each record counts the same."""
+        whole = fsum(self.scores[silo] * count for silo, count in self.records.items())
+        return whole / sum(self.records.values())
 
     @property
-    def balanced(self) -> float:
-        """The mean of the silos' balanced accuracies, in 0…1: each class of each silo counts."""
-        return float(np.mean(list(self.recalls.values())))
+    def balanced(self) -> float | None:
+        """The mean of the silos' balanced scores: each class of each silo counts."""
+        known = [recall for recall in self.recalls.values() if recall is not None]
+        return float(np.mean(known)) if known else None
 
     @property
-    def majority(self) -> float:
-        """The mean over silos of the share of the most frequent class, in 0…1.
+    def constant(self) -> float:
+        """The mean over silos of the score of the best answer that is the same for all records.
 
-        It is the macro accuracy of answers that are the same for all records of a silo, if each
-        silo knows its best one.
+        It is the macro score where each silo knows its best one.
         """
-        return float(np.mean([self.frequent[s] / count for s, count in self.records.items()]))
+        return float(np.mean(list(self.baselines.values())))
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the silos' accuracies (of a population, not of a sample)."""
-        return float(self.accuracies.std())
+        """The standard deviation of the silos' scores (of a population, not of a sample)."""
+        return float(self.by_silo.std())
 
 
 Value = TypeVar("Value")
@@ -153,10 +151,10 @@ def _of_counts(rounds: int, measure: Measure, counts: Mapping[str, Tally]) -> Me
     return Measured(
         rounds,
         measure,
-        {silo: own.correct for silo, own in counts.items()},
+        {silo: own.score for silo, own in counts.items()},
         {silo: own.records for silo, own in counts.items()},
-        {silo: own.most_frequent for silo, own in counts.items()},
-        {silo: balanced_accuracy(own.by_class) for silo, own in counts.items()},
+        {silo: own.baseline for silo, own in counts.items()},
+        {silo: own.balanced for silo, own in counts.items()},
     )
 
 
@@ -173,7 +171,6 @@ class Prefix(Strict):
 # The history of a run before its first snapshot.
 NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -181,7 +178,9 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     rounds: Positive
     measure: Measure
-    silos: Annotated[dict[str, tuple[Count, Positive, Positive, Share]], msgspec.Meta(min_length=1)]
+    silos: Annotated[
+        dict[str, tuple[float, Positive, float, Share | None]], msgspec.Meta(min_length=1)
+    ]
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -265,7 +264,7 @@ def to_line(measured: Measured) -> bytes:
 
     Silos in the order of ``records``; the same measure gives the same bytes.
     """
-    by_silo = (measured.correct, measured.records, measured.frequent, measured.recalls)
+    by_silo = (measured.scores, measured.records, measured.baselines, measured.recalls)
     silos: Any = {silo: tuple(values[silo] for values in by_silo) for silo in measured.records}
     return msgspec.json.encode(_Line(measured.rounds, measured.measure, silos)) + b"\n"
 
@@ -287,13 +286,6 @@ def _measured(line: bytes, where: str) -> Measured:
     except ValueError as error:  # of msgspec, or no UTF-8
         raise LocalError(f"{where}: no measure of a run: {error}; {BEGIN_ANEW}") from error
 
-    # history.jsonl is a text that anyone can edit, and a share above one would pass for a result
-    for silo, (right, count, frequent, _) in found.silos.items():
-        if max(right, frequent) > count:
-            raise LocalError(
-                f"{where}: more records of silo {silo!r} are right, or of one class, than there"
-                f" are; {BEGIN_ANEW}"
-            )
     columns = zip(*found.silos.values(), strict=True)
     by_silo = (dict(zip(found.silos, column, strict=True)) for column in columns)
     return Measured(found.rounds, found.measure, *by_silo)

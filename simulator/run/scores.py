@@ -1,8 +1,8 @@
 """A run's scores: each measure at its last round and at its best, and how the best was chosen.
 
-"best by test" is the highest accuracy that was ever seen on the test records themselves. Nobody
+"best by test" is the best score that was ever seen on the test records themselves. Nobody
 could have chosen that round without them: it is what many papers print, and too high. "best by
-validation" is the test accuracy after as many rounds as were best on validation records. The
+validation" is the test score after as many rounds as were best on validation records. The
 earliest of several best rounds counts.
 
 The measures also stand here in words: a few for a picture, and sentences that say exactly what was
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, get_args
 
 from .history import Measure, Measured
 
-# of the silos' accuracies; over all their records; of the silos' balanced accuracies
+# of the silos' scores; over all their records; of the silos' balanced scores
 Average = Literal["macro", "micro", "balanced"]
 Choice = Literal["last", "best by test", "best by validation"]
 
@@ -31,8 +31,8 @@ CHOOSER: Mapping[Measure, Measure] = {
 }
 
 AVERAGES: dict[Average, str] = {
-    "macro": "the mean of the silos' accuracies, each silo counting the same",
-    "micro": "the share of all these silos' records that are right, each record counting the same",
+    "macro": "the mean of the silos' scores, each silo counting the same",
+    "micro": "the mean of the silos' scores by their records, each record counting the same",
     "balanced": (
         "the mean of the silos' balanced accuracies, which are means of the shares that are right"
         " of each class the silo has, each class counting the same"
@@ -44,7 +44,7 @@ Named: TypeAlias = tuple[Measure, Average, Choice]
 
 @dataclass(frozen=True)
 class Score:
-    """An accuracy in 0…1, and after how many rounds.
+    """A value of the task's score, and after how many rounds.
 
     ``rounds`` counts rounds that train.
     """
@@ -62,8 +62,8 @@ class Spread:
     deviation: float | None
 
 
-def scores(history: Iterable[Measured]) -> dict[Named, Score]:
-    """All scores of a run, measure by measure.
+def scores(history: Iterable[Measured], *, higher: bool = True) -> dict[Named, Score]:
+    """All scores of a run, measure by measure; the best is the ``higher`` one, or the lower.
 
     Measures that were never taken are left out.
     """
@@ -76,13 +76,16 @@ def scores(history: Iterable[Measured]) -> dict[Named, Score]:
     # Each average has its own best round.
     for measure, average in product(looks, AVERAGES):
         values = _values(looks[measure], average)
-        for choice, rounds in _chosen(looks, measure, average).items():
+        for choice, rounds in _chosen(looks, measure, average, higher).items():
             found[measure, average, choice] = Score(rounds, values[rounds])
     return found
 
 
 def _chosen(
-    looks: Mapping[Measure, Mapping[int, Measured]], measure: Measure, average: Average
+    looks: Mapping[Measure, Mapping[int, Measured]],
+    measure: Measure,
+    average: Average,
+    higher: bool,
 ) -> dict[Choice, int]:
     """The round of each choice; nothing where this was never measured."""
     values = _values(looks[measure], average)
@@ -92,7 +95,7 @@ def _chosen(
     chosen: dict[Choice, int] = {"last": max(values)}
     # validation records are for choosing: their own best round is "best by validation"
     if not measure.startswith("validation/"):
-        chosen["best by test"] = _best(values)
+        chosen["best by test"] = _best(values, higher)
 
     if measure in CHOOSER:
         validated = _values(looks[CHOOSER[measure]], average)
@@ -100,7 +103,7 @@ def _chosen(
         for rounds in validated.keys() - values.keys():
             del validated[rounds]
         if validated:
-            chosen["best by validation"] = _best(validated)
+            chosen["best by validation"] = _best(validated, higher)
     return chosen
 
 
@@ -134,12 +137,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def _values(looks: Mapping[int, Measured], average: Average) -> dict[int, float]:
-    return {rounds: getattr(look, average) for rounds, look in looks.items()}
+    found = {rounds: getattr(look, average) for rounds, look in looks.items()}
+    # Without classes nothing is balanced by them.
+    return {rounds: value for rounds, value in found.items() if value is not None}
 
 
-def _best(values: Mapping[int, float]) -> int:
-    """The rounds of the highest value, the fewest where there are several."""
-    return min(values, key=lambda rounds: (-values[rounds], rounds))
+def _best(values: Mapping[int, float], higher: bool) -> int:
+    """The rounds of the best value, the fewest where there are several."""
+    sign = -1 if higher else 1
+    return min(values, key=lambda rounds: (sign * values[rounds], rounds))
 
 
 ALL: tuple[Measure, ...] = ("all/aggregated", "all/trained")  # what methods are compared by
@@ -177,8 +183,8 @@ DEFINITIONS: dict[Measure, str] = {
 CHOICES: dict[Choice, str] = {
     "last": "after the last round",
     "best by test": (
-        "the highest value ever measured on the test records: many papers print it, but it is too"
-        " high, since nobody could have chosen that round without those records"
+        "the best value ever measured on the test records: many papers print it, but it is too"
+        " good, since nobody could have chosen that round without those records"
     ),
     "best by validation": (
         "on test records, after the round that was best on validation records, for the same kind of"

@@ -40,9 +40,10 @@ class Board:
         """Write what was measured, so that an open TensorBoard sees it."""
         for measured in measures:
             for average in AVERAGES:
-                self._writer.add_scalar(
-                    f"{measured.measure}/{average}", getattr(measured, average), measured.rounds
-                )
+                # Without classes nothing is balanced by them.
+                if (value := getattr(measured, average)) is not None:
+                    name = f"{measured.measure}/{average}"
+                    self._writer.add_scalar(name, value, measured.rounds)
         self._writer.flush()
 
     def close(self) -> None:

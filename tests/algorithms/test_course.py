@@ -17,8 +17,9 @@ from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.class_census import COUNTED, SAID
-from staddle.algorithms.method import METRICS, Method
+from staddle.algorithms.method import Method
 from staddle.algorithms.methods.fedavg import FedAvg
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 
 
@@ -159,7 +160,7 @@ def test_a_round_that_tunes_takes_all_silos_and_uploads_nothing(make_job, make_s
     job, average = (make_job(name, **fields) for name in ("tuning", "fedavg"))
     assert (job.length, [len(job.cohort(round_)) for round_ in range(3)]) == (3, [1, 1, 3])
     names = [[part.name for part in job.up(round_)] for round_ in range(4)]
-    assert names == [["model", METRICS.name], ["model", METRICS.name], [METRICS.name], []]
+    assert names == [["model", RIGHT.name], ["model", RIGHT.name], [RIGHT.name], []]
     records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
     simulation, weight = Simulation(job, engine(job, records)), "part/classifier/weight"
     for _ in range(3):

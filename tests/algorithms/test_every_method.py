@@ -17,7 +17,7 @@ from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.security.blind.plan import simulated
 
 PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
@@ -248,7 +248,7 @@ def test_options_of_fedsimsup_that_contradict_each_other_are_refused(make_job, o
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns(name):
-    reached = plain(name).accuracy(make(name).method().product)
+    reached = plain(name).scores(make(name).method().product)
     assert mean(reached.values()) > CASES[name].learns, reached  # of three classes
 
 
@@ -302,7 +302,7 @@ def test_the_wire_list_is_as_declared(name):
         up = [
             f"{part['name']} {part['exchange']}"
             for part in phase["up"]
-            if part["name"] != METRICS.name
+            if part["name"] != RIGHT.name
         ]
         found[phase["from_round"]] = (
             ", ".join(up),

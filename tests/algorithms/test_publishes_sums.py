@@ -12,7 +12,7 @@ from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import MemoryArchive
 from staddle.algorithms.exchange.parts import WEIGHT, Sum
 from staddle.algorithms.job.security import summed_down
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.security.blind.sum import Bounds, Quantised
 
 OPTIONS = {
@@ -49,7 +49,7 @@ class Watched:
 
     def collect(self, part, members, read):
         found = self.own.collect(part, members, read)
-        if isinstance(part.exchange, Sum) and part != METRICS:
+        if isinstance(part.exchange, Sum) and part != RIGHT:
             self.folds[part.name] = found
         return {} if part.name in self.hidden else found
 

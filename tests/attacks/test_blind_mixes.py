@@ -15,7 +15,7 @@ from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.exchange.parts import Contribution, upload_items
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.coordinator.blind import hidden_uploads
 from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
@@ -41,11 +41,11 @@ def contributions(world):
     extractor, rows = uploaded(world.job.up(0))
     (spec,) = rows.tensors
     vectors = torch.randn(spec.shape, generator=rng, dtype=torch.float64)
-    counts = {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors}
+    counts = {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in RIGHT.tensors}
     found = {
         extractor.name: {e.name: torch.randn(e.shape, generator=rng) for e in extractor.tensors},
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
-        METRICS.name: counts,
+        RIGHT.name: counts,
     }
     contribute = lambda part: PLAIN.contribute(part, Contribution(found[part.name]))
     return lambda _: {part.name: contribute(part) for part in world.job.up(0)}

@@ -17,7 +17,7 @@ from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.field import from_signed, interpolation, product, to_signed
 from staddle.security.blind.plan import JobPlan
@@ -42,7 +42,7 @@ def rows(silo):
 
 
 def contribution(part, silo):
-    if part.name == METRICS.name:
+    if part.name == RIGHT.name:
         tensors = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
     elif isinstance(part.exchange, Gram):
         tensors = {spec.name: rows(silo) for spec in part.tensors}

@@ -224,7 +224,7 @@ def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tm
 # What goes wrong on our own side.
 
 
-@pytest.mark.parametrize("where", ["cross_entropy", "contribute", "deliver"])
+@pytest.mark.parametrize("where", ["task_loss", "contribute", "deliver"])
 @pytest.mark.control
 def test_a_method_that_fails_loses_the_round_and_not_the_agent(world, tmp_path, monkeypatch, where):
     def broken(*_, **__):

@@ -12,7 +12,7 @@ from support.open_sums import ME, Recipient, Summed, delivery
 from support.recording_gate import Made
 
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.commands.federation import local_federation
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -31,7 +31,7 @@ class Sum(Summed):
         rng = torch.Generator().manual_seed(ALL.index(silo))
         drawn = lambda spec: torch.randn(spec.shape, generator=rng)
         given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
-        if part == METRICS:
+        if part == RIGHT:
             return dict.fromkeys(given, torch.tensor(3))
         weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
         ones = {} if weight is None else {WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}

@@ -29,8 +29,8 @@ from staddle.algorithms import catalog
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.fedper import FedPer
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import federation_pb2 as pb
@@ -291,7 +291,7 @@ def test_negative_zeros_and_denormals_are_numbers_and_cross_bit_by_bit(world, at
 def test_metrics_are_the_runners_and_not_the_methods(world, attack):
     names = ("correct.delivered", "correct.trained", "tested")
     fake = Contribution({name: torch.tensor(2**40) for name in names})
-    client = attack(lambda contributions: {**contributions, METRICS.name: fake})
+    client = attack(lambda contributions: {**contributions, RIGHT.name: fake})
     assert client.uploads == 1
     payload = b"".join(frame.chunk for frame in client.frames)
     tested, right = np.frombuffer(payload[-8:], "<i8")[0], np.frombuffer(payload[-24:-8], "<i8")

@@ -182,16 +182,35 @@ ANSWER = pb.JobReport(
         failed={HOSTILE: HOSTILE},
         **{name: [HOSTILE] for name in ("silos", "cohort", "given", "unheard")},
     ),
-    rounds=[pb.ClosedRound(round=1, members=[HOSTILE], metrics={HOSTILE: 1})],
-)
+    rounds=[
+        pb.ClosedRound(
+            round=1,
+            members=[HOSTILE],
+            metrics={HOSTILE: 1, "tested": 4, "correct.trained": 3},
+            tables=[
+                pb.CountTable(name=f"confusion.{model}", shape=[2, 2], counts=[1, 1, 0, 2])
+                for model in ("delivered", "trained")
+            ],
+        )
+    ],
+    evaluation=canonical_json({
+        "task": {"kind": "classification"}, "model": {"classes": 2, "class_names": [HOSTILE, "b"]},
+        "metrics": {"confusion": True}, "noised": False,
+    }),
+)  # fmt: skip
 
 
 class Answering:
     """A coordinator that answers everything with such texts."""
 
+    evaluation = ANSWER.evaluation
+
     def __getattr__(self, name):
-        many = {"jobs": [ANSWER.status], "watch": [ANSWER], "show": ANSWER}
-        return lambda *_: many.get(name, ANSWER.status)
+        report = pb.JobReport(
+            status=ANSWER.status, rounds=ANSWER.rounds, evaluation=self.evaluation
+        )
+        many = {"jobs": [report.status], "watch": [report], "show": report}
+        return lambda *_: many.get(name, report.status)
 
 
 def test_a_coordinators_answers(call, tmp_path, monkeypatch):
@@ -212,6 +231,18 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     assert listed["reason"] == HOSTILE
     call("job", "show", "x", *to, "--json")
     call("job", "watch", "x", *to, "--json", code=1)
+    # a class is shown by its name
+    classes = call("job", "show", "x", *to).partition("Classes in round 1")[2]
+    assert r"\x1b[2J" in "".join(classes.split())
+    task = {"kind": HOSTILE}
+    other = json.loads(ANSWER.evaluation) | {"task": task}
+    monkeypatch.setattr(Answering, "evaluation", canonical_json(other))
+    assert "its task is of an installed package" in call("job", "show", "x", *to)
+    task |= {"kind": "classification", KEYED: HOSTILE}
+    for fault in (HOSTILE.encode(), canonical_json(other | {"task": task})):
+        monkeypatch.setattr(Answering, "evaluation", fault)
+        for as_json in ((), ("--json",)):
+            assert "does not say what" in call("job", "show", "x", *to, *as_json, code=1)
 
     def refused(_):
         raise PeerError(HOSTILE, HOSTILE)

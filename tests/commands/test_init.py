@@ -13,6 +13,9 @@ from staddle.algorithms.catalog import METHODS, method_class, method_options
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
+from staddle.algorithms.tasks.classification import Classification
+from staddle.algorithms.tasks.registry import TASKS
+from staddle.algorithms.tasks.task import Task
 from staddle.commands.console import job_example
 from staddle.commands.console.job_example import MODEL, SETTINGS
 from staddle.commands.federation.operator_client import OperatorConfig
@@ -51,8 +54,15 @@ def init(tmp_path):
     return call
 
 
+# keys that the example's other keys rule out: what stands above these tells them
+TOLD = {("model", "outputs"): "outputs = 1", ("task", "gamma"): "gamma = 2.0"}
+
+
 def models(annotation):
     """The models that an annotation holds: itself, or one of a union or tuple."""
+    # an example is of the task that a job has without its table
+    if annotation is Task:
+        return [Classification]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in getattr(annotation, "__args__", ()) for model in models(inner)]
@@ -107,6 +117,10 @@ def test_an_example_has_every_key_with_its_default(init, noun, arguments, model,
     for where, field, inner in fields(model):
         if where[0] == "data" and where[1:] and where[1] not in Npz.model_fields:
             continue  # of another kind: docs/operate.md has an example of each
+        if where in TOLD:
+            table = text.partition(f"[{where[0]}]")[2].partition("\n\n")[0]
+            assert re.search(rf"^# .*\b{re.escape(TOLD[where])}\b", table, re.MULTILINE), where
+            continue
         assert at(everything, where) is not PydanticUndefined, f"{where} is missing"
         if field.is_required():
             continue
@@ -114,6 +128,18 @@ def test_an_example_has_every_key_with_its_default(init, noun, arguments, model,
             default = field.get_default(call_default_factory=True)
             shown = at(parsed.model_dump(warnings=False), where)
             assert shown == default, f"{where}: {shown!r} is shown, {default!r} is the default"
+
+
+def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_example(init):
+    text = init("job").read_text()
+    (about,) = re.findall(r"^# \[task\]\n((?:# .*\n)+)# kind = ", text, re.MULTILINE)
+    assert all(f'"{kind}"' in about for kind in TASKS)
+    changed = text.replace("# [task]", "[task]").replace("# kind = ", "kind = ")
+    everything = uncommented(text).replace('loss = "cross-entropy"', 'loss = "focal"\ngamma = 2.0')
+    by_default = parse_toml(text.encode(), JobFile, "f")
+    assert parse_toml(changed.encode(), JobFile, "f").task == by_default.task == Classification()
+    focal = parse_toml(everything.encode(), JobFile, "f").task
+    assert (focal.loss, focal.gamma) == ("focal", 2)
 
 
 @pytest.mark.parametrize("method", METHODS)

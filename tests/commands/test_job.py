@@ -5,9 +5,11 @@ from decimal import Decimal
 import pytest
 from typer.testing import CliRunner
 
-from staddle.algorithms.evaluation.measures import numbers, of_sums
+from staddle.algorithms.job.evaluated import Evaluated
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import job_spends
+from staddle.algorithms.tasks.class_counting import ClassCounting
+from staddle.algorithms.tasks.counting import flattened
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.round_text import in_words
 from staddle.commands.main import app
@@ -196,5 +198,6 @@ def test_a_blind_job_must_have_room_for_the_noise_of_its_class_means(sign):
 
 def test_counts_that_silos_keep_are_not_shown_as_zeros():
     sums = {"tested": 0, "correct.trained": 0, "correct.delivered": 0}
-    closed = {"metrics": sums, "measures": numbers(of_sums(sums)), "noisy": True}
-    assert in_words(closed) == "the silos keep their test counts to themselves"
+    counting = ClassCounting(2, noised=True)
+    closed = {"metrics": sums, "measures": flattened(counting.of_sums(sums)), "noisy": True}
+    assert in_words(closed, Evaluated(counting)) == "the silos keep their test counts to themselves"

@@ -2,7 +2,7 @@ import json
 import shutil
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.tasks.class_counting import ACCURACY
+from staddle.algorithms.tasks.value_counting import UNIT
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands import status
 from staddle.commands.console.toml import to_toml
@@ -28,7 +30,7 @@ from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.replay_log import Spooled, dumped
 from staddle.errors import LocalError
-from staddle.files import tensor_file
+from staddle.files import checked_file, tensor_file
 from staddle.files.documents import canonical_json
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -95,10 +97,11 @@ def database(coordinator):
         yield opened
 
 
-def keep(database, *states):
+def keep(database, *states, document=None):
+    signed = canonical_json({"document": document or {}})
     with database.transaction():
         for state in states:
-            database.add_job(b"{}", state, {})
+            database.add_job(signed, state, {})
 
 
 def state(name, rounds, **fields):
@@ -124,16 +127,60 @@ def test_a_coordinators_jobs_stand_in_order_with_who_uploaded_and_who_is_missing
     assert (job["job"], job["stage"], job["closed"], job["rounds"]) == ("open", "round", 1, 5)
     assert (job["uploaded"], job["missing"], job["dropped"]) == (["a"], ["b"], {"c": "TRAINING"})
     last = {"round": 0, "members": ["a", "b"], "metrics": METRICS, "noisy": False}
-    assert job["last"] == last
+    last["measures"] = {"delivered": {"accuracy": 0.8}, "trained": {"accuracy": 0.9}}
+    assert job["last"] == {**last, "score": asdict(ACCURACY)}
     assert (queued["stage"], queued["last"]) == ("queued", None)
     lines = show(coordinator).splitlines()
     assert lines[2].split() == ["bad", "ended", "0", "of", "5", "failed", "-"]
     assert "1 of 5" in lines[3]
-    assert lines[3].endswith("2 silos, 80.0% right as delivered, 90.0% as trained")
+    assert lines[3].endswith("2 silos; as delivered accuracy 80.0%; as trained accuracy 90.0%")
     assert lines[5:] == [
         f"bad: {FAILED.reason}",
         "open: round, round 1: uploaded: a; missing: b; dropped: c (TRAINING)",
     ]
+
+
+REGRESSION = {"task": {"kind": "regression", "range": ["0.0", "10.0"], "unit": "days"}}
+SURVIVAL = {"task": {"kind": "survival", "cuts": ["1.0"]}, "metrics": {"risk_bins": 2}}
+
+
+@pytest.mark.parametrize(
+    ("document", "sums", "told"),
+    [
+        (REGRESSION, {"absolute.delivered": UNIT, "absolute.trained": UNIT // 2},
+            "; as delivered MAE 5 days, RMSE 0; as trained MAE 2.5 days, RMSE 0"),
+        (SURVIVAL, {"loss.delivered": UNIT // 16, "loss.trained": UNIT // 32},
+            "; as delivered loss 1; as trained loss 0.5"),
+        ({"task": {"kind": "of another project"}}, {"correct.trained": 1}, ""),
+        ({"privacy": {}, "model": {"classes": 2}}, {"correct.trained": 1},
+            "; as delivered accuracy 0.0%; as trained accuracy 50.0%, with noise"),
+    ],
+    ids=["regression", "survival", "another", "private"],
+)  # fmt: skip
+def test_the_last_round_of_any_task(coordinator, database, document, sums, told):
+    keep(database, OPEN, document=document)
+    with database.transaction():
+        database.close_round("open", 0, ["a", "b"], {"tested": 2, **sums}, {}, {})
+    shown = " ".join(" ".join(show(coordinator).splitlines()[2:-1]).split())
+    assert shown.endswith(f" 2 silos{told}")
+    (job,) = read(coordinator)["jobs"]
+    assert job["last"]["metrics"] == {"tested": 2, **sums}
+    assert bool(job["last"]["score"]) is bool(job["last"]["measures"]) is bool(told)
+
+
+def test_the_concordance_of_the_last_round(coordinator, database):
+    keep(database, OPEN, document=SURVIVAL)
+    with database.transaction():
+        database.close_round("open", 0, ["a", "b"], {"tested": 2}, {}, {})
+    folder = coordinator.parent / "state" / "jobs" / "open"
+    folder.mkdir(parents=True)
+    # one with the event at once, who has the higher risk, and one without
+    risks = torch.tensor([[[0, 0], [1, 0]], [[0, 1], [0, 0]]])
+    tables = {"risks.delivered": risks.flip(2).contiguous(), "risks.trained": risks}
+    (folder / "0.counts").write_bytes(tensor_file.to_bytes(tables))
+    shown = " ".join(show(coordinator).split())
+    assert "2 silos; as delivered C-index 0.000 [0.000, 0.000], loss 0; as trained C-index" in shown
+    assert "; as trained C-index 1.000 [1.000, 1.000], loss 0 " in shown
 
 
 def test_who_has_no_privacy_budget_left_is_named_with_that(coordinator, database):
@@ -217,7 +264,8 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert found["running"]
     (job,) = found["jobs"]
     assert (job["job"], job["method"], job["done"], job["rounds"]) == ("first", "fedavg", 1, 4)
-    assert (job["tested"], job["correct"], job["finished"], job["problem"]) == (10, 8, False, "")
+    assert (job["tested"], job["score"], job["finished"], job["problem"]) == (10, 0.8, False, "")
+    assert (job["balanced"], job["baseline"], job["form"]) == (0.8, 1.0, asdict(ACCURACY))
     assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
     (total,) = found["ledger"]["totals"]
     assert (total["part"], total["bytes"]) == ("(control)", 120)
@@ -225,13 +273,28 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     silo.finish(RoundReport(4, 0, counts(10, 6), counts(10, 6), None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
-    assert " ".join(lines[2].split()) == (
-        "first fedavg 4 of 4 finished 6 of 10 right"
-        " (60.0%; balanced 60.0%; one class for all 100.0%)"
+    at = lines.index("ledger: holds, 3 records, 120 bytes left")
+    assert " ".join(" ".join(lines[2:at]).split()) == (
+        "first fedavg 4 of 4 finished accuracy 60.0% on 10; balanced 60.0%;"
+        " always the most frequent class 100.0%"
     )
-    assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
-    assert lines[4].startswith("head 2:")
+    assert lines[at + 1].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
+
+
+def test_a_report_of_an_earlier_release_has_no_score(made, silo):
+    silo.save_round(0, 0, SiloState({}), Contributions({}))
+    silo.add_round(RoundReport(0, 30, counts(10, 5), counts(10, 8), 0.5), {})
+    path = silo.path / "report.json"
+    report = json.loads(path.read_text())
+    del report[checked_file.DIGEST]
+    (entry,) = report["rounds"]
+    for key in ("score_delivered", "score_trained", "baseline"):
+        del entry[key]
+    path.write_text(json.dumps(report))
+    (job,) = read(made.silo_config("a"))["jobs"]
+    assert (job["tested"], job["score"], job["baseline"], job["problem"]) == (10, None, None, "")
+    assert show(made.silo_config("a")).splitlines()[2].split()[-2:] == ["open", "-"]
 
 
 def test_code_that_the_policy_does_not_allow_is_not_run_to_show_a_job(made, silo):
@@ -363,7 +426,8 @@ def test_tables_of_counts_are_shown_and_a_damaged_one_hides_nothing(coordinator,
     (folder / "0.counts").write_bytes(tensor_file.to_bytes(tables))
     (job,) = read(coordinator)["jobs"]
     assert job["last"]["metrics"]["confusion.trained"] == matrix.tolist()
-    assert "(balanced 50.0%, one class for all 80.0%)" in " ".join(show(coordinator).split())
+    said = "as trained accuracy 90.0%, balanced 50.0%; the same answer for all 80.0%"
+    assert said in " ".join(show(coordinator).split())
     data = bytearray((folder / "0.counts").read_bytes())
     data[-1] ^= 1
     (folder / "0.counts").write_bytes(data)

@@ -285,8 +285,8 @@ class Running:
         for silo in job.silos:
             report = json.loads((self.job_folder(job, silo) / "report.json").read_text())
             last = expected.history[silo][-1]
-            assert report["final"]["correct_delivered"] == last.correct_delivered
-            assert report["final"]["correct_trained"] == last.correct_trained
+            assert report["final"]["score_delivered"] == last.delivered.score
+            assert report["final"]["score_trained"] == last.trained.score
 
     def records(self, silo: str, *types: str) -> list[dict[str, Any]]:
         """Records of a silo's ledger, or those of these types."""

@@ -14,7 +14,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.security.blind.plan import simulated
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -49,7 +49,7 @@ def made_up(job, weight=None):
     """
 
     def tensors(part, rng):
-        if part.name == METRICS.name:
+        if part.name == RIGHT.name:
             return {each.name: torch.full(each.shape, 7).long() for each in part.tensors}
         if isinstance(part.exchange, Gram):
             return {each.name: vectors(each, rng) for each in part.tensors}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Sum
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_canonical
@@ -52,7 +52,7 @@ class Watched(Quantised):
 
     def opened(self, part, members, read):
         spec, opened = super().opened(part, members, read)
-        if part != METRICS:
+        if part != RIGHT:
             self.sums.append((part, opened))
         return spec, opened
 
@@ -68,7 +68,7 @@ def oracle(running, job):
         (round_, part.name): next(made)[1]
         for round_ in range(job.length)
         for part in job.up(round_)
-        if isinstance(part.exchange, Sum) and part != METRICS
+        if isinstance(part.exchange, Sum) and part != RIGHT
     }
     assert next(made, None) is None
     return expected, sums

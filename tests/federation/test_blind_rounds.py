@@ -13,7 +13,7 @@ from support.raw_blind_silo import BlindSilo
 from support.raw_silo import SECONDS, arrived, frames_of, maybe_late, refused
 from support.signed_federation import job_document, signed_federation
 
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator.blind import unmask
 from staddle.coordinator.jobs import job_run as jobruns
@@ -48,7 +48,7 @@ def world(tmp_path):
 
 def published(world, round_, members=SILOS):
     """What the members' contributions of a round become, summed without masks."""
-    (part,) = (part for part in world.job.up(round_) if part.name != METRICS.name)
+    (part,) = (part for part in world.job.up(round_) if part.name != RIGHT.name)
     exchanges = Quantised(JobPlan(world.job).bounds)
     gave = {silo: world.contributions(silo)(round_) for silo in members}
     fold = exchanges.collect(part, members, lambda silo, name: gave[silo][part.name][name])

@@ -83,7 +83,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
         shards[silo] = split(data, split_key(running.federation.state(silo)), 0.25)
     expected = simulate(running.jobs[0], shards)
     running.check_models(running.jobs[0], expected)
-    assert expected.history["north"][-1].correct_delivered / len(shards["north"][1]) > 0.85
+    assert expected.history["north"][-1].delivered.correct / len(shards["north"][1]) > 0.85
 
 
 def write_csv(running, silo):

@@ -13,7 +13,7 @@ from federation.conftest import TIMING
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.evaluation.measures import numbers, of_sums
+from staddle.algorithms.tasks.counting import flattened
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
@@ -55,8 +55,9 @@ def check_tables(running, call, tmp_path):
     assert np.shape(shown[-1]["metrics"]["confusion.trained"]) == (10, 10)
     assert np.shape(shown[-1]["metrics"]["scores.trained"]) == (10, 2, 8)
     assert "confusion.trained" not in shown[0]["metrics"]  # tables of the newest round alone
-    said = of_sums(shown[-1]["metrics"])
-    assert shown[-1]["measures"] == numbers(said)
+    counting = running.jobs[1].counting
+    said = counting.of_sums(shown[-1]["metrics"])
+    assert shown[-1]["measures"] == flattened(said)
     assert shown[0]["measures"].keys() == {"accuracy.delivered", "accuracy.trained"}
     lines = call("show", "two").splitlines()
     balanced = f"balanced {said['trained']['balanced_accuracy']:.1%}, AUROC "
@@ -68,7 +69,9 @@ def check_tables(running, call, tmp_path):
     with (tmp_path / "two" / "rounds.csv").open() as file:
         table = list(csv.DictReader(file))
     majority = [
-        of_sums({name: value.tolist() for name, value in sums.items()})["trained"]["majority"]
+        counting.of_sums({name: value.tolist() for name, value in sums.items()})["trained"][
+            "majority"
+        ]
         for sums in metrics
     ]
     assert [float(row["majority.trained"]) for row in table] == majority

@@ -64,9 +64,9 @@ def test_what_is_left_out_has_its_default(load):
             "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
         (TEXT + 'folder = "x"\n',
             ("data: 'folder' is a key of kind images or torchvision or tiny-imagenet or"
-            " natural, this is")),
+            " natural or package, this is")),
         (TEXT + 'kind = "images"\n',
-            "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys"),
+            "data: 'file' is a key of kind npz or csv or package, this is kind 'images' with keys"),
         (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',
             "unknown key 'data.feature'; did you mean 'features'?"),
         (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),

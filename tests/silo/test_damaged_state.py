@@ -12,6 +12,7 @@ from support.recording_gate import World
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.job.privacy import Spend
+from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.training.accountant import Counts
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands.simulate import membership
@@ -48,7 +49,8 @@ def report():
 def account(path):
     budget = SimpleNamespace(paid=lambda *_: True)
     private = SimpleNamespace(epsilon=8.0, delta=1e-5)
-    job = SimpleNamespace(model=SimpleNamespace(classes=3), private=private, digest=DIGEST)
+    model, task = SimpleNamespace(width=3), Classification()
+    job = SimpleNamespace(model=model, task=task, private=private, digest=DIGEST)
     return JobAccount(budget, job, JobFolder(path))
 
 

@@ -266,8 +266,8 @@ def test_rounds_add_up_in_the_report(folder):
         folder.add_round(report(round_), facts)
     found = folder.report()
     assert [entry["round"] for entry in found["rounds"]] == [0, 2, 3]
-    sizes = {"samples": 30, "tested": 10, "most_frequent": 10}
-    right = {"correct_delivered": 3, "correct_trained": 4}
+    sizes = {"samples": 30, "tested": 10, "baseline": 1.0}
+    right = {"score_delivered": 0.3, "score_trained": 0.4}
     balanced = {"balanced_delivered": 0.3, "balanced_trained": 0.4}  # all are of one class
     assert found["rounds"][0] == {"round": 0, **sizes, **right, **balanced, "loss": 0.5}
     assert (found["silo"], found["classes"], found["final"]) == ("a", [3, 4], None)

@@ -2,17 +2,23 @@
 
 import numpy as np
 
-from staddle.algorithms.evaluation.counting import Tally
+from staddle.algorithms.tasks.class_counting import ClassTally
 from staddle.simulator.run.history import Measured
 
 
 def counts(records, correct):
     """Of a model on records of class 0, of two classes."""
     wrong = records - correct
-    return Tally(np.array([[correct, 0], [records, 0], [correct, wrong]]))
+    return ClassTally(np.array([[correct, 0], [records, 0], [correct, wrong]]))
 
 
 def of_counts(rounds, measure, correct, records):
     """All records of a silo are of one class, so its balanced accuracy is its accuracy."""
-    recalls = {silo: correct[silo] / count for silo, count in records.items()}
-    return Measured(rounds, measure, dict(correct), dict(records), dict(records), recalls)
+    shares = {silo: correct[silo] / count for silo, count in records.items()}
+    return Measured(rounds, measure, shares, dict(records), dict.fromkeys(records, 1.0), shares)
+
+
+def of_scores(rounds, measure, scores, records, baselines=None):
+    """In a task without classes; without ``baselines``, the same answer for all scores 5."""
+    baselines = baselines or dict.fromkeys(records, 5.0)
+    return Measured(rounds, measure, dict(scores), dict(records), baselines, dict.fromkeys(records))

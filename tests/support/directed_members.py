@@ -9,7 +9,7 @@ from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.exchange.parts import Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 
 
 def make_world(tmp_path, **security):
@@ -22,13 +22,13 @@ def make_world(tmp_path, **security):
         def of(round_):
             rng, found = torch.Generator().manual_seed(100 * round_ + FIVE.index(silo)), {}
             for part in job.up(round_):
-                specs = part.tensors if part != METRICS else ()
+                specs = part.tensors if part != RIGHT else ()
                 drawn = {each.name: torch.randn(each.shape, generator=rng) for each in specs}
                 if isinstance(part.exchange, Gram):  # rows that are alike
                     unit = torch.nn.functional.normalize
                     drawn = {name: unit(3 + each, dim=1) for name, each in drawn.items()}
                 whole = lambda spec: torch.full(spec.shape, 7, dtype=torch.int64)
-                if part == METRICS:
+                if part == RIGHT:
                     drawn = {spec.name: whole(spec) for spec in part.tensors}
                 found[part.name] = PLAIN.contribute(part, Contribution(drawn))
             return found

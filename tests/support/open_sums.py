@@ -11,7 +11,7 @@ from support.keyed_jobs import KEY, PARTS, SILOS, sharing_of
 from support.recording_gate import Made, World, records
 
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, delivered_items
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.commands.federation import local_federation
 from staddle.proto.convert.open_sum import sum_to_wire
 from staddle.proto.wire import tensor_bytes
@@ -108,7 +108,7 @@ class Summed:
         rng = torch.Generator().manual_seed(1000 * self.round + SILOS.index(silo))
         drawn = lambda spec: torch.randn(spec.shape, generator=rng).abs()
         given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
-        if part == METRICS:
+        if part == RIGHT:
             return dict.fromkeys(given, torch.tensor(3))
         weights = [spec for spec in part.wire if spec.name == WEIGHT]
         ones = {spec.name: torch.ones(spec.shape, dtype=torch.float64) for spec in weights}

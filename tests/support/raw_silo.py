@@ -10,7 +10,7 @@ import torch
 
 from staddle import log
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA, MAX_MESSAGE_BYTES, OPTIONS
@@ -177,7 +177,7 @@ def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq
     counts = min(max(fill, 0), 2**40)  # of right answers: what any silo may say
     values = []
     for item in items:
-        spec, value = item.spec, counts if item.part == METRICS.name else fill
+        spec, value = item.spec, counts if item.part == RIGHT.name else fill
         value = weight if spec.name == WEIGHT else value
         made = torch.full(spec.shape, value, dtype=torch.float64).to(DTYPES[spec.dtype])
         made.reshape(-1)[-1:] = (named or {}).get(spec.name, made.reshape(-1)[-1:])

@@ -11,7 +11,7 @@ from support.ledgers import stored, write_start
 
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.local_federation import LocalFederation
 from staddle.proto import federation_pb2 as pb
@@ -242,7 +242,7 @@ class World:
             value = torch.randn(item.spec.shape, generator=rng).mul(10).to(DTYPES[item.spec.dtype])
             if item.spec.name == WEIGHT:
                 value = torch.full_like(value, RECORDS.train)
-            elif item.part == METRICS.name:
+            elif item.part == RIGHT.name:
                 value = torch.tensor(RECORDS.test - (item.spec.name != "tested"))
             given.setdefault(item.part, {})[item.spec.name] = changes.get(item.spec.name, value)
         return given

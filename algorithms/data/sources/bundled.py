@@ -1,6 +1,9 @@
-"""Two public sets that come with scikit-learn, for trials without data of one's own.
+"""Three public sets that come with scikit-learn, for trials without data of one's own.
 
 - "digits": 1,797 handwritten digits, x [1, 8, 8] in 0 … 1, ten classes.
+- "diabetes": 442 patients, x [1, 1, 10], and for a regression how far the disease had progressed a
+  year later, 25 … 346 (Efron et al., 2004); features are scaled as scikit-learn has them, times
+  the root of 442, so that each has deviation 1.
 - "breast-cancer": 569 tumours, x [1, 1, 30], classes malignant and benign. Each feature is
   standardised by its mean and deviation over all 569, which are public, and not over a silo's
   share.
@@ -19,16 +22,29 @@ class Bundled(Shared):
     """``kind = "bundled"``."""
 
     kind: Literal["bundled"]
-    name: Literal["digits", "breast-cancer"]
+    name: Literal["digits", "breast-cancer", "diabetes"]
 
     def read(self) -> Dataset:
         """The set, or a share of it; a record's id is its index in the set.
 
         Ids are those of the whole set, so no two shares have an id in common.
         """
-        data = digits() if self.name == "digits" else breast_cancer()
+        sets = {"digits": digits, "breast-cancer": breast_cancer, "diabetes": diabetes}
+        data = sets[self.name]()
         own = self.indices(len(data))
         return Dataset(data.x[own], data.y[own], data.class_names, tuple(map(str, own.tolist())))
+
+
+def diabetes() -> Dataset:
+    """The 442 patients bundled with scikit-learn; y is a number per patient."""
+    from sklearn.datasets import load_diabetes  # noqa: PLC0415 - two seconds of import that only trials need
+
+    bunch = load_diabetes()
+    x = bunch.data * len(bunch.data) ** 0.5
+    return Dataset(
+        torch.from_numpy(x.astype(np.float32))[:, None, None],
+        torch.from_numpy(bunch.target.astype(np.float32)),
+    )
 
 
 def breast_cancer() -> Dataset:

@@ -17,7 +17,7 @@ import difflib
 import io
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,7 +48,14 @@ class Csv(DataTable):
 
     kind: Literal["csv"]
     file: Path
-    label: str
+    label: str | None = None
+    """The column of the classes; the other three are for other tasks than classification."""
+    labels: tuple[str, ...] = ()
+    """Columns of 0 and 1, one per label."""
+    target: str | None = None
+    """The column of the numbers that a regression learns."""
+    survival: tuple[str, str] | tuple[()] = ()
+    """The columns of the time, and of 1 for an event or 0 for last seen without."""
     features: Names
     id: str | None = None
     source: str | None = None
@@ -75,8 +82,15 @@ class Csv(DataTable):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
         # A label that is also a feature would give the model its answer.
-        used = (*self.features, self.label, *self._named_columns())
+        used = (*self.features, *self.truths, *self._named_columns())
         _check_distinct("features, label, id and source", used)
+        if sum(map(bool, (self.label, self.labels, self.target, self.survival))) != 1:
+            raise ValueError(
+                "name what is true of a record: label, the column of its class, or one of labels,"
+                " target and survival"
+            )
+        if self.label is None and (self.classes or self.class_names):
+            raise ValueError("classes and class_names are of a label; leave them out, or name it")
         _check_distinct("columns", self.columns or ())
         _check_distinct("classes", self.classes or ())
         for key in ("categories", "center", "scale", "missing", "units"):
@@ -86,6 +100,17 @@ class Csv(DataTable):
         for name, value in self.missing.items():
             self._check_missing(name, value)
         return self
+
+    @property
+    def truths(self) -> tuple[str, ...]:
+        """The columns of what is true of a record."""
+        return (*filter(None, (self.label, self.target)), *self.labels, *self.survival)
+
+    @property
+    def _reader(self) -> Callable[["Csv", int, str, str], float]:
+        """How a cell of these columns is read."""
+        known = ((self.label, _class), (self.labels, _flag), (True, _number))
+        return next(reader for said, reader in known if said)
 
     def _named_columns(self) -> list[str]:
         """The columns that name each record's id and source, where declared."""
@@ -142,12 +167,14 @@ class Csv(DataTable):
         Ids and sources are those of their columns, if declared.
         """
         # Typed arrays: lists of Python numbers would take four times the memory.
-        x, y, checked = array("d"), array("q"), 0
+        # Doubles hold class numbers and targets.
+        x, y, checked = array("d"), array("d"), 0
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
+        records, reader = 0, self._reader
         with _reading(self) as rows:
             # By name, not position: one more column in the file must not shift the others.
             header = [name.strip() for name in self.columns or next(rows)[1]]
-            used = (*self.features, self.label, *texts)
+            used = (*self.features, *self.truths, *texts)
             places = {name: _place(self, header, name) for name in used}
             for line, row in rows:
                 # A row with a cell too few would put values under wrong names.
@@ -159,7 +186,8 @@ class Csv(DataTable):
                 cells = {name: row[place].strip() for name, place in places.items()}
                 for name in self.features:
                     x.extend(_value(self, line, name, cells[name]))
-                y.append(_class(self, line, cells[self.label]))
+                y.extend(reader(self, line, name, cells[name]) for name in self.truths)
+                records += 1
                 for name, column in texts.items():
                     column.append(_text(self, line, name, cells[name]))
                 # How many values the file's text holds is not known before it is read.
@@ -173,14 +201,17 @@ class Csv(DataTable):
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
-            values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
+            values = np.array(x, dtype=np.float64).astype(np.float32).reshape(records, 1, 1, width)
+            dtype = np.float32 if reader is _number else np.int64
+            shape = (records, *map(len, filter(None, (self.labels, self.survival))))
+            truths = np.array(y, dtype=np.float64).astype(dtype).reshape(shape)
         columns: dict[str | None, tuple[str, ...]] = {}
         for name, column in texts.items():
             columns[name] = tuple(column)
         return Dataset(
             torch.from_numpy(values),
-            torch.from_numpy(np.array(y, dtype=np.int64)),
-            self.class_names or self.classes,
+            torch.from_numpy(truths),
+            self.class_names or self.classes or self.labels or None,
             columns.get(self.id),
             columns.get(self.source),
             features=self.declared,
@@ -235,7 +266,7 @@ def _place(table: Csv, header: list[str], name: str) -> int:
 def _column_fix(table: Csv, header: list[str], name: str) -> str:
     if len(header) == 1:
         return f"its first line has no {table.delimiter!r}: is data.delimiter another?"
-    declared = {*table.features, table.label, table.id, table.source}
+    declared = {*table.features, *table.truths, table.id, table.source}
     # The first line may be a record then, and an error must not show a record.
     if declared.isdisjoint(header):
         return (
@@ -297,13 +328,19 @@ def _text(table: Csv, line: int, name: str, text: str) -> str:
     return text
 
 
-def _class(table: Csv, line: int, text: str) -> int:
+def _flag(table: Csv, line: int, name: str, text: str) -> int:
+    if text not in {"0", "1"}:
+        raise _fault(table, line, name, "is neither 0 nor 1; correct it")
+    return int(text)
+
+
+def _class(table: Csv, line: int, name: str, text: str) -> int:
     if table.classes is None:
         if not CLASS_NUMBER.fullmatch(text):
             raise _fault(
                 table,
                 line,
-                table.label,
+                name,
                 "is not a class number; declare what stands there in order: classes = […]",
             )
         return int(text)
@@ -311,7 +348,7 @@ def _class(table: Csv, line: int, text: str) -> int:
         raise _fault(
             table,
             line,
-            table.label,
+            name,
             f"is not one of data.classes ({', '.join(table.classes)}); correct one of them",
         )
     return table.classes.index(text)

@@ -38,6 +38,8 @@ class Natural(DataTable):
     """Sources whose records are taken; default: all."""
     years: Annotated[int, Field(strict=True, ge=1, le=10)] | None = None
     """For TCGA-BRCA: years within which class 1 has died; default: 3."""
+    survival: Annotated[bool, Field(strict=True)] = False
+    """For TCGA-BRCA: days until death, or until a patient was last seen, in place of classes."""
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":
@@ -52,6 +54,8 @@ class Natural(DataTable):
             raise ValueError("sources: one is listed twice; name each once")
         if self.years is not None and self.name != "tcga-brca":
             raise ValueError("years belongs to tcga-brca; leave it out")
+        if self.survival and (self.name != "tcga-brca" or self.years is not None):
+            raise ValueError("survival belongs to tcga-brca without years; leave one out")
         return self
 
     def read(self) -> Dataset:
@@ -66,7 +70,7 @@ class Natural(DataTable):
             case "har":
                 data = read_har(self.folder)
             case "tcga-brca":
-                data = read_brca(self.folder, self.years or YEARS)
+                data = read_brca(self.folder, None if self.survival else self.years or YEARS)
         # Both sets are read as a whole; heart disease has one file per source.
         own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
         if not len(own):

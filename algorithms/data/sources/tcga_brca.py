@@ -6,7 +6,8 @@ seen) and ``centers.csv``, which tells the region of a patient's hospital, the s
 pid. Patients of the rest of the world ("Other"), of whom there are eight, are left out, as in
 FLamby.
 
-FLamby's task is a Cox regression; here it is one of two classes. Class 1 has died within so many
+FLamby's task is a Cox regression. Here it is survival in discrete time, with all patients, or one
+of two classes: class 1 has died within so many
 years, class 0 was seen alive after them; who was last seen alive before their end is neither, and
 is left out.
 
@@ -74,10 +75,11 @@ FEATURES = (
 )
 
 
-def read_brca(folder: Path, years: int) -> Dataset:
+def read_brca(folder: Path, years: int | None) -> Dataset:
     """Patients of the six regions whose class is known; an id is the pid.
 
-    x is [N, 1, 1, 39], without T and E. Sources are the regions.
+    x is [N, 1, 1, 39], without T and E. Sources are the regions. Without ``years``, y is [N, 2] of
+    all patients who were seen for a day or more: T, and E.
     """
     for name in ("brca.csv", "centers.csv"):
         if not (folder / name).is_file():
@@ -113,11 +115,16 @@ def read_brca(folder: Path, years: int) -> Dataset:
     # Who was alive when last seen, before the years were over, has no known class and is left out.
     # The last feature is T in days; E is 1 if the patient has died.
     days, died = raw.x[:, 0, 0, -1], raw.y == 1
-    dead, alive = died & (days <= years * DAYS), days > years * DAYS
     sources = tuple(region or "" for region in found)
-    kept = (dead | alive).numpy() & np.isin(np.array(sources), REGIONS)
+    known = np.isin(np.array(sources), REGIONS)
     # T must not be a feature: it tells the class.
     x = raw.x[..., :-1].contiguous()
+    if years is None:
+        y = torch.stack([days, died.to(torch.float32)], dim=1)
+        seen = np.flatnonzero((days > 0).numpy() & known)
+        return Dataset(x, y, None, raw.ids, sources).take(seen)
+    dead, alive = died & (days <= years * DAYS), days > years * DAYS
+    kept = (dead | alive).numpy() & known
     return Dataset(x, dead.to(torch.int64), CLASSES, raw.ids, sources).take(np.flatnonzero(kept))
 
 

@@ -36,7 +36,7 @@ def sketched(name: str, setting: Setting) -> dict[str, nn.Module]:
     Its modules are on torch's device "meta", so nothing is drawn or allocated.
     """
     with torch.device("meta"):
-        return NETWORKS[name].build(setting.input, setting.classes, norm_of(name))
+        return NETWORKS[name].build(setting.input, setting.outputs, norm_of(name))
 
 
 def check_extractors(method: str, names: tuple[str, ...], setting: Setting, width: int) -> None:
@@ -69,6 +69,6 @@ def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.M
     # By job order, so that every machine knows each silo's architecture.
     name = names[setting.silos.index(silo) % len(names)]
     options = ModelOptions(
-        name=name, classes=setting.classes, norm=norm_of(name), input=setting.input
+        name=name, classes=setting.outputs, norm=norm_of(name), input=setting.input
     )
     return build(options, setting.seed)

@@ -1,4 +1,4 @@
-"""Inner steps: the job's model at other parameters, its cross-entropy there, and its gradient.
+"""Inner steps: the job's model at other parameters, the task's loss there, and its gradient.
 
 ``parts`` hold the model as ``extractor`` and ``classifier``; ``at`` are parameters of both, by part
 and name.
@@ -10,12 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from torch.func import grad, jvp
-from torch.nn.functional import cross_entropy
 
 from ...course import Parts
 from ...exchange.parts import Tensors
 from ...models.functional import called_with, mapped, on_trial, parameters_of
 from ...numerics.devices import uncast
+from ...tasks.task import Task
 from .second_model import MODEL
 
 Point: TypeAlias = Mapping[str, Tensors]
@@ -39,30 +39,30 @@ def logits_at(parts: Parts, at: Point, x: Tensor) -> Tensor:
     return called_with(parts[classifier], at[classifier], features)
 
 
-def losses_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy [B] of the model at these parameters.
-
-    It is not reduced over the batch.
-    """
-    return cross_entropy(logits_at(parts, at, x), y, reduction="none")
+def losses_at(task: Task, parts: Parts, at: Point, x: Tensor, y: Tensor) -> Tensor:
+    """The task's losses [B] of the model at these parameters."""
+    return task.losses(logits_at(parts, at, x), y)
 
 
-def gradient_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Point:
-    """The gradient of the mean cross-entropy over a batch, by these parameters.
+def gradient_at(task: Task, parts: Parts, at: Point, x: Tensor, y: Tensor) -> Point:
+    """The gradient of the mean loss over a batch, by these parameters.
 
     No buffer changes. The result has the structure of ``at``.
     """
 
     def mean(at: Point) -> Tensor:
         # ``on_trial`` copies buffers: batch norm would change them, which ``grad`` does not allow.
-        return losses_at({part: on_trial(parts[part]) for part in MODEL}, at, x, y).mean()
+        own = {part: on_trial(parts[part]) for part in MODEL}
+        return losses_at(task, own, at, x, y).mean()
 
     gradient: Point = grad(mean)(at)
     return gradient
 
 
-def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor) -> Point:
-    """The Hessian of the mean cross-entropy over a batch, at these parameters, times a direction.
+def curvature_at(
+    task: Task, parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
+) -> Point:
+    """The Hessian of the mean loss over a batch, at these parameters, times a direction.
 
     No buffer changes.
     """
@@ -70,7 +70,7 @@ def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
     # under ``vmap``. Nor has every layer a second derivative in another type or memory layout.
     with uncast(x.device):
         product: Point = jvp(
-            lambda at: gradient_at(parts, at, x, y), (_laid_out(at),), (_laid_out(direction),)
+            lambda at: gradient_at(task, parts, at, x, y), (_laid_out(at),), (_laid_out(direction),)
         )[1]
     return product
 

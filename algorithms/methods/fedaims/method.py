@@ -89,7 +89,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from ....errors import LocalError, PeerError
 from ....files.documents import Strict
@@ -164,6 +164,7 @@ class FedAIMS(Method):
 
     name = "fedaims"
     version = 1
+    needs_classes = "averages features class by class"
     options_model = FedAIMSOptions
     options: FedAIMSOptions
     addressed = ("block",)
@@ -186,7 +187,7 @@ class FedAIMS(Method):
         if self.options.main_weight is not None:
             self.main_weight = self.options.main_weight
         # D = d_m: prototypes are of the last block's features.
-        rows = (setting.classes, self.widths[-1])
+        rows = (setting.outputs, self.widths[-1])
         # Running statistics are not compared, whatever else the backbone holds.
         self.compared = specs_of_parameters(extractor)
         length = sum(spec.elements for spec in self.compared)
@@ -229,7 +230,7 @@ class FedAIMS(Method):
             )
             parts[f"adapter{j}"] = nn.Sequential(layers)
             if self.options.aux_ce == "head":
-                parts[f"head{j}"] = nn.Linear(width, self.setting.classes)
+                parts[f"head{j}"] = nn.Linear(width, self.setting.outputs)
         # The job's own parts have their values already.
         for name, module in parts.items():
             if name not in self.template:
@@ -280,7 +281,7 @@ class FedAIMS(Method):
         They are {"sums": [C, D]} in float64; ``contribute`` divides them by the class counts.
         """
         # Line 9 of Algorithm 1: by the received backbone, before training.
-        member = one_hot(y, self.setting.classes).double()  # [B, C]
+        member = one_hot(y, self.setting.outputs).double()  # [B, C]
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def supervised(self, state: SiloState, facts: Facts) -> tuple[int, ...]:
@@ -340,7 +341,7 @@ class FedAIMS(Method):
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
-        main = cross_entropy(parts["classifier"](features[-1]), y, reduction="none")
+        main = self.setting.task.losses(parts["classifier"](features[-1]), y)
         # Records of a class without a prototype have R = 0.
         main = main + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
         auxiliary = torch.zeros_like(main)
@@ -350,7 +351,7 @@ class FedAIMS(Method):
             auxiliary = auxiliary + self.options.mu * regulariser  # (7)
             if self.options.aux_ce == "head":
                 logits = parts[f"head{j}"](feature)
-                auxiliary = auxiliary + cross_entropy(logits, y, reduction="none")  # (7)
+                auxiliary = auxiliary + self.setting.task.losses(logits, y)  # (7)
             elif self.options.aux_ce == "prototype":
                 own = prototype_cross_entropy(adapter, prototypes, known, feature, y)
                 auxiliary = auxiliary + own  # (7)

@@ -160,6 +160,7 @@ class FedSimSup(Method):
 
     name = "fedsimsup"
     version = 1
+    needs_classes = "compares what models say of classes"
     options_model = FedSimSupOptions
     options: FedSimSupOptions
     product = "delivered"
@@ -181,7 +182,7 @@ class FedSimSup(Method):
         self.declared = bool(setting.counts)
         census = [TensorSpec("samples", "int64", ())]
         if self.labels:
-            census.insert(0, TensorSpec("proportions", "float64", (setting.classes,)))
+            census.insert(0, TensorSpec("proportions", "float64", (setting.outputs,)))
         # ``Each``, since Eqs. 7 to 9 need every silo's own numbers.
         self.facts = Part("census", Kind.COUNTS, Each(), tuple(census))
         # θ is the job's whole model, without the supervisor.
@@ -225,7 +226,7 @@ class FedSimSup(Method):
         """θ in its two parts, equal at all silos, and the silo's own supervisor."""
         s = self.setting
         # The silo's name is in the stream, so supervisors start with different values.
-        supervisor = build_supervisor(self.supervisor(silo), s.input, s.classes, s.seed, silo)
+        supervisor = build_supervisor(self.supervisor(silo), s.input, s.outputs, s.seed, silo)
         return {**s.build(), "supervisor": supervisor}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ class FedSimSup(Method):
         if facts.round == 0:
             return ()
         # One loss for both stages: Eq. 3 adds the logits, and the frozen model's are constant.
-        loss, optimiser = self.cross_entropy, self.setting.optimiser
+        loss, optimiser = self.task_loss, self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
             Stage(
@@ -285,7 +286,7 @@ class FedSimSup(Method):
         """The job's declarations in the form of a census; zeros for a job without them."""
         silos, n = self.setting.silos, len(self.setting.silos)
         samples, unmatched = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-        shares = torch.zeros(n, self.setting.classes, dtype=torch.float64)
+        shares = torch.zeros(n, self.setting.outputs, dtype=torch.float64)
         if self.declared:
             samples = torch.tensor([self.setting.counts[silo] for silo in silos])
         if self.declared and self.labels:

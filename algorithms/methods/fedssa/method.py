@@ -118,6 +118,7 @@ class FedSSA(Method):
 
     name = "fedssa"
     version = 1
+    needs_classes = "averages header rows class by class"
     loadable = ("extractor",)
     options_model = FedSSAOptions
     options: FedSSAOptions
@@ -197,7 +198,7 @@ class FedSSA(Method):
         if not self.options.stale_inclusive:
             return {}
         # Zeros, so that the first difference is the whole first contribution.
-        nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
+        nothing = torch.zeros(self.setting.outputs, dtype=torch.int64)
         return {
             "last.rows": torch.zeros_like(self.initial),
             "last.presence": nothing,
@@ -284,7 +285,7 @@ class FedSSA(Method):
         ``rows`` is [C, d+1], ``status`` [C]. ``stale_inclusive`` adds running totals: ``total`` in
         float64 and ``holders`` [C].
         """
-        status = torch.zeros(self.setting.classes, dtype=torch.int64)
+        status = torch.zeros(self.setting.outputs, dtype=torch.int64)
         state = {"rows": self.initial, "status": status}
         if self.options.stale_inclusive:
             state["total"] = torch.zeros_like(self.initial, dtype=torch.float64)

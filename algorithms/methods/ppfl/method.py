@@ -87,6 +87,7 @@ from ...exchange.delivery import Combined, CoordinatorState, Results
 from ...exchange.parts import Contribution, Each, Kind, Part, Sum, Tensors, TensorSpec
 from ...method import Method, Setting
 from ...numerics.streams import stream, uniform
+from ...tasks.classification import Classification
 from .canonical import Membership, Mixture, canonical
 
 Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -140,6 +141,7 @@ class PPFL(Method):
 
     name = "ppfl"
     version = 1
+    needs_classes = "mixes what models say of classes"
     options_model = PPFLOptions
     product = "delivered"
     options: PPFLOptions
@@ -147,7 +149,13 @@ class PPFL(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         # K and C are the paper's letters.
-        K, C = self.options.models, setting.classes
+        K, C = self.options.models, setting.outputs
+        # Its likelihood is not computed from logits, as the task's other losses are.
+        if self.mixture == "probabilities" and setting.task != Classification():
+            raise LocalError(
+                "ppfl: a mixture of probabilities has the plain cross-entropy; leave [task] as it"
+                ' is by default, or set mixture = "logits"'
+            )
         # c adds up to 1, so K floors must stay below it.
         if self.options.floor * K >= 1:
             raise LocalError(
@@ -239,7 +247,7 @@ class PPFL(Method):
         hidden = None
         if self.options.canonical == "mlp":
             hidden = self.options.hidden
-        sizes = (self.options.models, self.width, self.setting.classes, hidden)
+        sizes = (self.options.models, self.width, self.setting.outputs, hidden)
         return {
             "canonical": canonical(*sizes, self.mixture, self.setting.seed, "canonical"),
             "membership": Membership(self.options.models),
@@ -258,14 +266,15 @@ class PPFL(Method):
         return parts["canonical"](parts["extractor"](x), parts["membership"]())
 
     def loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Negative log-likelihood [B].
+        """The task's losses [B].
 
-        PPFL1's mixture of probabilities is normalised as it stands.
+        PPFL1's mixture of probabilities is normalised as it stands: its log-likelihood takes no
+        second log-softmax.
         """
         scores = self.predict(parts, x)
-        if self.mixture != "probabilities":
-            scores = torch.log_softmax(scores, -1)
-        return nn.functional.nll_loss(scores, y, reduction="none")
+        if self.mixture == "probabilities":
+            return nn.functional.nll_loss(scores, y, reduction="none")
+        return self.setting.task.losses(scores, y)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """θ replaces the silo's own; the class sums are kept for the Laplacian.

@@ -24,8 +24,8 @@ def test_it_is_fedavg_and_then_local_training_of_its_model(make_job, make_shards
     for silo in job.silos:
         own = local_round(alone.method(), alone, shared.states[silo], 2, {}, *shards[silo], silo)
         assert state_to_bytes(tuned.states[silo]) == state_to_bytes(own.state)
-        assert tuned.history[silo][2].correct_delivered == shared.history[silo][2].correct_delivered
-        assert tuned.history[silo][2].correct_trained == own.report.correct_trained
+        assert tuned.history[silo][2].delivered.correct == shared.history[silo][2].delivered.correct
+        assert tuned.history[silo][2].trained.correct == own.report.trained.correct
 
 
 def test_silos_that_were_never_drawn_before_tune_the_shared_model_too(make_job, make_shards):

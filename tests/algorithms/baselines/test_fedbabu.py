@@ -6,8 +6,9 @@ from torch.testing import assert_close
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import METRICS, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import facts_of, local_round
 
@@ -77,7 +78,7 @@ def test_a_silo_contributes_its_extractor(make_job, make_data):
     assert contribution.weight == 20.0
     assert_close(contribution.tensors, method.flat(first.state, "extractor"), atol=0, rtol=0)
     tuned = local_round(method, job, first.state, 1, {}, *data, "a")
-    assert tuned.contributions.keys() == {METRICS.name}
+    assert tuned.contributions.keys() == {RIGHT.name}
 
 
 def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shards):
@@ -103,4 +104,4 @@ def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shar
 def test_tuning_helps(make_job, make_shards):
     job = make_job("fedbabu", training={"epochs": 2}, silos=list("abcd"), rounds=3)
     last = [reports[-2] for reports in simulate(job, make_shards(job)).history.values()]
-    assert sum(r.correct_trained for r in last) >= sum(r.correct_delivered for r in last)
+    assert sum(r.trained.correct for r in last) >= sum(r.delivered.correct for r in last)

@@ -168,14 +168,14 @@ def test_without_lambda_it_trains_as_alone(make_job):
     one = make_job("fedproto", {"lam": 0, "predict": "classifier"}, SMALL, rounds=2)
     other = make_job("local", {}, SMALL, rounds=2)
     mine, theirs = (simulate(job, banded_shards(job.silos)) for job in (one, other))
-    assert mine.accuracy("delivered") == theirs.accuracy("trained")
+    assert mine.scores("delivered") == theirs.scores("trained")
     check_states(mine.states, theirs.states)
 
 
 def test_it_learns_with_models_that_differ(make_job):
     job = make_job("fedproto", TWO, SMALL, {"epochs": 2}, rounds=3)
     result = simulate(job, banded_shards(job.silos, mostly=0.6))
-    assert min(result.accuracy("delivered").values()) > 0.8
+    assert min(result.scores("delivered").values()) > 0.8
     first, *others = (state.parts["prototypes"] for state in result.states.values())
     assert first["mean"].any(1).all()
     for other in others:

@@ -116,7 +116,7 @@ def test_the_headers_part(make_job):
     model = {**SMALL, "name": "cnn-digits", "norm": "group"}
     job = make_job("fedrod", {}, model, {"epochs": 2}, rounds=3)
     result = simulate(job, banded_shards(job.silos))
-    assert min(result.accuracy("trained").values()) > 0.9
+    assert min(result.scores("trained").values()) > 0.9
     assert len({state.parts["personal"]["bias"][0].item() for state in result.states.values()}) == 3
 
 
@@ -130,7 +130,7 @@ def test_which_classes_a_silo_has_is_for_the_personalized_header(make_job):
             silo: tuple(Dataset(0 * part.x, part.y) for part in sides)
             for silo, sides in shards.items()
         }
-        found[method] = list(simulate(job, blank).accuracy(job.method().product).values())
+        found[method] = list(simulate(job, blank).scores(job.method().product).values())
     assert min(found["fedrod"]) > 0.8
     # all the same class, another one's
     assert sorted(found["fedavg"])[:2] == pytest.approx([0.1, 0.1], abs=0.05)

@@ -104,7 +104,7 @@ def test_of_silos_that_are_alike_it_is_fedavg(make_job, make_data):
     records = make_data(8), make_data(6, 1)
     jobs = [make_job(name, rounds=3) for name in ("lg-fedavg", "fedavg")]
     one, other = (simulate(job, dict.fromkeys(job.silos, records)) for job in jobs)
-    delivered = [[r.correct_delivered for r in each.history["a"]] for each in (one, other)]
+    delivered = [[r.delivered.correct for r in each.history["a"]] for each in (one, other)]
     assert delivered[0] == delivered[1]
     check_tensors(one.states["b"].flat, other.states["b"].flat, 1e-6)
 

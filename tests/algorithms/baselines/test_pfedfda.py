@@ -55,7 +55,7 @@ def test_all_begin_with_the_same_statistics(make):
 
 
 def facts_of(method, data):
-    return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.classes))
+    return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.outputs))
 
 
 def features_of(method, state, data):
@@ -161,7 +161,7 @@ def test_it_learns_and_adapts_in_the_end(make_job, make_shards, interpolation):
     )
     result = simulate(job, make_shards(job))
     assert job.length == 4
-    assert min(result.accuracy("trained").values()) > 0.7  # of three classes
+    assert min(result.scores("trained").values()) > 0.7  # of three classes
     one, *others = result.states.values()
     for other in others:  # one extractor, below classifiers of their own
         assert torch.equal(

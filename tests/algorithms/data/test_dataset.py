@@ -32,15 +32,35 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
 
 
 @pytest.mark.parametrize(
+    ("y", "dtype"),
+    [
+        (np.array([0.5, 1, 2, -3]), torch.float32),
+        (np.array([[0.5, 1], [2, 0], [3, 1], [4, 0]], np.float32), torch.float32),
+        (np.array([[0, 1], [1, 0], [1, 1], [0, 0]], np.uint8), torch.int64),
+    ],
+)
+def test_other_targets_than_classes_are_loaded_as_they_are(tmp_path, y, dtype):
+    data = load_npz(written(tmp_path, x=X, y=y))
+    assert (data.y.dtype, data.y.tolist()) == (dtype, y.tolist())
+    save_npz(tmp_path / "again.npz", data)
+    assert torch.equal(load_npz(tmp_path / "again.npz").y, data.y)
+    assert data.take(np.array([2, 0])).y.tolist() == y[[2, 0]].tolist()
+    train, test = split(data, bytes(32), 0.25)
+    assert (train.y.shape[1:], len(train) + len(test)) == (y.shape[1:], 4)
+
+
+@pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
         ({"x": X}, "has no array 'y'"),
         ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32"),
-        ({"x": X, "y": Y.astype(float)}, "y is float64; store class numbers"),
+        ({"x": X, "y": Y.astype(bool)}, "y is bool; store class numbers as int64, or oth"),
+        ({"x": X, "y": Y.astype(complex)}, "y is complex128; store class numbers"),
+        ({"x": X, "y": Y.astype(str)}, "y is <U21; store class numbers"),
         ({"x": np.float32(1), "y": Y}, "one label per record"),
         ({"x": np.float32(1), "y": np.int64(1)}, "one label per record"),
         ({"x": X, "y": Y[:3]}, "one label per record"),
-        ({"x": X, "y": Y[:, None]}, "one label per record"),
+        ({"x": X, "y": Y[None]}, "one label per record"),
         ({"x": X[:1], "y": Y[:1]}, "holds 1 records"),
         ({"x": X[:0], "y": Y[:0]}, "holds 0 records"),
         ({"x": np.array([{}] * 4, dtype=object), "y": Y}, "not a .npz file of plain arrays"),
@@ -93,10 +113,14 @@ def test_what_float32_cannot_hold_is_loaded_as_infinity_for_the_fit_to_find(tmp_
 
 
 def test_a_data_set_checks_its_own_types():
-    with refused("give float32 and int64"):
-        Dataset(torch.zeros(2, 1), torch.zeros(2))
-    with refused("one label per record"):
-        Dataset(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64))
+    for dtype in (torch.float64, torch.int32, torch.bool):
+        with refused("give float32, and int64 or float32"):
+            Dataset(torch.zeros(2, 1), torch.zeros(2, dtype=dtype))
+    with refused("give float32, and int64 or float32"):
+        Dataset(torch.zeros(2, 1).double(), torch.zeros(2, dtype=torch.int64))
+    for y in (torch.zeros(3, dtype=torch.int64), torch.tensor(1), torch.zeros(1, 2)):
+        with refused("one label per record"):
+            Dataset(torch.zeros(2, 1), y)
 
 
 def test_digits_are_bundled():

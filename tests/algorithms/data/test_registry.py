@@ -36,6 +36,7 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
         "tiny-imagenet": {"folder": "a"},
         "natural": {"folder": "a", "name": "har"},
         "bundled": {"name": "digits"},
+        "package": {"name": "scans", "folder": "a"},
     }
     for kind, table in tables.items():
         found = parsed(kind=kind, **table, test_fraction=0.5)
@@ -56,11 +57,11 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
         ({"file": "a", "label": "y"},
             "'label' is a key of kind csv, this is kind 'npz' with keys test_fraction, kind, file"),
         ({"kind": "images", "file": "a"},
-            "'file' is a key of kind npz or csv, this is kind 'images'"),
+            "'file' is a key of kind npz or csv or package, this is kind 'images'"),
         ({"kind": "bundled", "name": "digits", "foldr": "a"},
             "unknown key 'data.foldr'; did you mean 'folder'?"),
         ({"kind": "bundled", "name": "digit"},
-            "data.name = 'digit': give 'digits' or 'breast-cancer'"),
+            "data.name = 'digit': give 'digits', 'breast-cancer' or 'diabetes'"),
         ({"kind": "images", "folder": "a", "test_fraction": 1},
             "data.test_fraction = 1: give a value below 1"),
     ],

@@ -65,9 +65,9 @@ def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):
         reports = [
             next(r for r in result.history[s] if r.round == round_) for s in job.cohort(round_)
         ]
-        assert sums["correct.trained"].item() == sum(r.correct_trained for r in reports)
+        assert sums["correct.trained"].item() == sum(r.trained.correct for r in reports)
         assert sums["tested"].item() == sum(r.tested for r in reports) == 24
-    assert set(result.accuracy("trained")) == set(job.silos)
+    assert set(result.scores("trained")) == set(job.silos)
 
 
 def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
@@ -85,7 +85,7 @@ def test_personal_models_stay_as_trained_after_the_final_delivery(make_job, make
         len({s.parts["extractor"]["fc1.weight"].sum().item() for s in result.states.values()}) == 3
     )
     for silo, reports in result.history.items():
-        assert reports[-1].correct_trained == reports[-2].correct_trained, silo
+        assert reports[-1].trained.correct == reports[-2].trained.correct, silo
 
 
 def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):

@@ -380,7 +380,7 @@ def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
     method = job.method()
 
     def crowded(parts, x, y, context):
-        return len(x) * method.cross_entropy(parts, x, y, context)
+        return len(x) * method.task_loss(parts, x, y, context)
 
     with_stages(job, lambda stage, _: replace(stage, loss=crowded))
     with refused("depends on the batch that it is in, and the stage does not say"):

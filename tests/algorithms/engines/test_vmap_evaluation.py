@@ -8,11 +8,11 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import vmap_evaluation
 from staddle.algorithms.engines.vmap_evaluation import evaluate, measure, saved_bytes
 from staddle.algorithms.engines.vmap_training import Silos, couples
-from staddle.algorithms.evaluation import counting
+from staddle.algorithms.tasks.class_counting import ClassCounting
 from staddle.algorithms.training.loop import evaluate as evaluate_one
 from staddle.algorithms.training.loop import measure as measure_one
 
-COUNTING = counting.Counting(3, confusion=True, bins=8)
+COUNTING = ClassCounting(3, confusion=True, bins=8)
 
 
 class Counting:

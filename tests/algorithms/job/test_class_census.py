@@ -30,7 +30,8 @@ from staddle.algorithms.job.class_census import (
     shown_rows,
 )
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import METRICS, initial_state
+from staddle.algorithms.method import initial_state
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.algorithms.training.silo_round import local_round, take_delivery
 from staddle.errors import PeerError
 from staddle.files.documents import canonical_json, parse_json
@@ -79,7 +80,7 @@ def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_j
     job = blind(method)
     assert isinstance(job.method(), ClassCensus)
     assert (job.counted, job.keyed, job.length) == (True, True, job.rounds + 1)
-    assert [p.name for p in job.up(0)] == ["holders", METRICS.name]
+    assert [p.name for p in job.up(0)] == ["holders", RIGHT.name]
     assert part in [p.name for p in job.up(1)]
     clear = make_job(method, None, MODELS.get(method, MLP), silos=FOUR, min_cohort=3)
     assert not isinstance(clear.method(), ClassCensus)
@@ -394,7 +395,7 @@ def test_where_all_hold_all_it_is_the_job_in_the_clear_bit_for_bit(
     clear = make_job(method, options, MODELS.get(method, MLP), silos=FOUR, min_cohort=3)
     one, other = (simulate(job, records) for job in (blind(method, options), clear))
     for silo in FOUR:
-        right = [[r.correct_trained for r in each.history[silo]] for each in (one, other)]
+        right = [[r.trained.correct for r in each.history[silo]] for each in (one, other)]
         assert right[0][1:] == right[1]
     check_states(one.states, other.states)
     assert_close(one.coordinator, other.coordinator, atol=0, rtol=0)
@@ -408,7 +409,7 @@ def test_the_round_that_counts_trains_nothing(blind):
         down = deliver(method, PLAIN, {}, 0, silo, archive)
         made = local_round(method, job, before, 0, down, *data[silo], silo)
         assert made.report.loss is None
-        assert made.report.correct_delivered == made.report.correct_trained
+        assert made.report.delivered.correct == made.report.trained.correct
         assert made.report.tested == 8
         check_tensors(made.state.parts, before.parts)
         contributions[silo] = made.contributions

@@ -10,6 +10,7 @@ from support.refusals import refused
 from staddle.algorithms.job import foreign_code
 from staddle.algorithms.job.foreign_code import check_code, packages_of, unlisted
 from staddle.algorithms.job.job import Job
+from staddle.algorithms.tasks.registry import TASKS
 from staddle.files import packages
 from staddle.files.documents import canonical_json, parse_json
 from staddle.files.packages import Package
@@ -41,9 +42,11 @@ def not_imported():
 
 def test_a_job_runs_where_all_its_packages_are_allowed(document):
     assert read(document, ["Other.Models"]) == read(document, None)
-    (package,) = packages_of("fedper", "mixed")
+    (package,) = packages_of("fedper", "mixed", "classification")
     assert document["packages"] == [vars(package)]
-    assert packages_of("fedper", "lenet5") == packages_of("fedper", "torchvision:resnet18") == ()
+    for model in ("lenet5", "torchvision:resnet18"):
+        for task in TASKS:
+            assert packages_of("fedper", model, task) == ()
 
 
 def test_nothing_is_imported_where_it_is_not_allowed(document, not_imported):
@@ -172,7 +175,7 @@ def test_a_project_may_have_its_models_and_methods_in_two_packages(document, mon
     both[packages.METHODS] = other
     monkeypatch.setattr(packages, "package", lambda group, *_: both[group])
     monkeypatch.setattr(packages, "owners", lambda *_: [signed["name"]])
-    found = packages_of("softper", "mixed")
+    found = packages_of("softper", "mixed", "classification")
     assert found == tuple(sorted((Package(**signed), other), key=lambda one: one.sha256))
     job = {**document, "method": {"name": "softper"}}
     check_code({**job, "packages": [vars(one) for one in found]}, None, "wire")
@@ -182,8 +185,9 @@ def test_a_project_may_have_its_models_and_methods_in_two_packages(document, mon
 
 
 def test_documents_with_anything_in_place_of_a_name_name_no_code():
-    for table in (None, 3, [], {}, {"name": None}, {"name": ["mixed"]}, {"name": "nowhere"}):
-        document = {"method": table, "model": table}
+    nowhere = {"name": "nowhere", "kind": "nowhere"}
+    for table in (None, 3, [], {}, {"name": None}, {"name": ["mixed"]}, {"kind": [3]}, nowhere):
+        document = {"method": table, "model": table, "task": table}
         assert unlisted(document, ()) == ()
         check_code(document, (), "wire")
         assert foreign_code.runs_others_code(document)
@@ -193,4 +197,4 @@ def test_documents_with_anything_in_place_of_a_name_name_no_code():
 def test_an_entry_point_cannot_take_torchvisions_names(document):
     """One of that package is called torchvision:alexnet."""
     assert unlisted(changed(document, name="torchvision:alexnet"), ()) == ()
-    assert packages_of("fedper", "torchvision:alexnet") == ()
+    assert packages_of("fedper", "torchvision:alexnet", "classification") == ()

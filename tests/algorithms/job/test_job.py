@@ -16,8 +16,8 @@ from staddle.algorithms.exchange.parts import (
 )
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
-from staddle.algorithms.method import METRICS
 from staddle.algorithms.models.registry import NETWORKS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.files.documents import canonical_json, parse_json
 
 TEXT = """
@@ -336,7 +336,7 @@ def test_cohort_sizes_round_half_up(make_job, share, fewest, size):
 
 def test_rounds_beyond_the_job_do_not_exist(make_job):
     job = make_job("fedavg", rounds=3)
-    assert job.up(2)[-1] is METRICS
+    assert job.up(2)[-1] is RIGHT
     assert job.up(3) == ()
     assert [part.name for part in job.down(3)] == ["model"]
     for ask in (job.up, job.down, job.cohort):

@@ -37,7 +37,7 @@ def reach(make_job):
         training = TRAINING | fields.pop("training", {})
         model = {"classes": 10, **(model or {})}
         job = make_job(method, options, model, training, silos=silos, seed=seed, **fields)
-        accuracy = simulate(job, dealt(silos, records, alpha, seed)).accuracy(job.method().product)
+        accuracy = simulate(job, dealt(silos, records, alpha, seed)).scores(job.method().product)
         return statistics.mean(accuracy.values())
 
     return mean

@@ -446,5 +446,6 @@ def test_chance_within_a_record_couples_nothing():
     parts = linear()
     parts["extractor"] = nn.Sequential(parts["extractor"], nn.Dropout(0.5))
     state = torch.random.get_rng_state()
-    check_apart({part: module.train() for part, module in parts.items()}, BOTH, records(1).x)
+    one = records(1)
+    check_apart({part: module.train() for part, module in parts.items()}, BOTH, one.x, one.y)
     assert torch.equal(torch.random.get_rng_state(), state)

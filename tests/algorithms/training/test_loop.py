@@ -10,8 +10,8 @@ from torch import nn
 
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.evaluation.counting import Counting
 from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.tasks.class_counting import ClassCounting
 from staddle.algorithms.training.loop import (
     PLAIN,
     PlainStepper,
@@ -234,6 +234,6 @@ def test_evaluate_counts_over_chunks_without_touching_running_statistics(make_jo
         )
     for module in parts.values():
         module.train()
-    assert evaluate(method, parts, data, Counting(3)).correct == slow
+    assert evaluate(method, parts, data, ClassCounting(3)).correct == slow
     assert torch.equal(parts["extractor"][2].running_mean, before)
     assert math.isclose(slow / 1100, 1 / 3, abs_tol=0.2)

@@ -308,7 +308,7 @@ class Heads(FedPer):
 
     def loss(self, parts, x, y, context):
         if "classifier" in parts:
-            return self.cross_entropy(parts, x, y, context)
+            return self.task_loss(parts, x, y, context)
         return parts["extractor"](x).square().mean(1)
 
 
@@ -359,7 +359,7 @@ def test_a_head_without_noise_ends_no_round_however_it_diverges(make_private, ma
 
         def stages(self, state, facts):
             own, shared = super().stages(state, facts)
-            return replace(own, loss=lambda *given: self.cross_entropy(*given) * value), shared
+            return replace(own, loss=lambda *given: self.task_loss(*given) * value), shared
 
     job = make_private("fedper", rounds=2)
     first, _ = run(job, Diverges(job.setting()))
@@ -401,7 +401,7 @@ def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job):
     with refused("stages with part 'classifier', in which records show"):
         run(job, Peeks(job.setting()))
     plain, data = make_job("fedper"), make_data(9)
-    reaches = type("Reaches", (Heads,), {"reads": (), "loss": Heads.cross_entropy})(plain.setting())
+    reaches = type("Reaches", (Heads,), {"reads": (), "loss": Heads.task_loss})(plain.setting())
     with pytest.raises(KeyError):  # in a plain job too: what is not named is not there
         local_round(reaches, plain, initial_state(reaches, "a"), 0, {}, data, data, "a")
 
@@ -537,7 +537,7 @@ def test_a_class_is_absent_below_three_standard_deviations(make_private):
 def test_too_few_records_for_the_noise_are_said_to_be(make_private):
     job = make_private("fedavg", {}, {"histogram_sigma": 100.0})
     account = MemoryAccount(job)
-    with refused(r"histogram_sigma = 100, no class seems to have the 300 training records"):
+    with refused(r"histogram_sigma = 100, no count of training records reaches the 300"):
         one_round(job, private=silo_of(job, Still(), account), train=9)
     assert [dict(spending.taken) for spending in account.spendings] == [{"histogram": 1}]
 
@@ -644,7 +644,7 @@ def test_test_records_are_classified_in_calls_of_one_size(make_private, make_dat
     outcome = one_round(job, method, test=tests)
     assert sizes == {16}
     modules = rounds.to_modules(method, "a", outcome.state)
-    assert outcome.report.correct_trained == evaluate(method, modules, tests, job.counting).correct
+    assert outcome.report.trained.correct == evaluate(method, modules, tests, job.counting).correct
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -704,7 +704,7 @@ def test_each_count_has_noise_for_all_that_one_record_changes(make_private):
     assert int(made.contributions["metrics"].tensors["tested"]) == tested
     for name in ("confusion", "scores"):
         found = made.contributions[name].tensors["trained"].numpy()
-        assert (found == np.round(exact.tables[name] + noise)).all()
+        assert (found == np.round(exact.asked[name] + noise)).all()
         assert set(made.taints[name].values()) == set(made.taints["metrics"].values())
     assert made.taints["confusion"].keys() == {"delivered", "trained"}
     kept = make_private("local", {}, {}, metrics=tables)

@@ -64,6 +64,12 @@ def test_3_labels_that_are_no_class(make_job):
     assert "label -1 in 1 of 2 records" in fault(make_job(), labelled([2, -1]))
 
 
+def test_3_targets_of_another_task(make_job, good):
+    for y, found in ((good.y.float(), "float32 [N]"), (good.y[:, None], "int64 [N, 1]")):
+        why = fault(make_job(), replace(good, y=y))
+        assert f"y is {found}, the job's task takes int64 [N]: a class number per record" in why
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_4_values_that_are_no_number(make_job, good, value):
     x = good.x.clone()

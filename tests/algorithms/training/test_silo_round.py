@@ -45,12 +45,12 @@ def test_a_round_delivers_trains_and_contributes(make_job):
     assert ticks == [(1, 3), (2, 3), (3, 3)]
     report = outcome.report
     assert report.samples == 21
-    assert report.correct_delivered == int((test.y == 0).sum())  # equal logits: the first class
+    assert report.delivered.correct == int((test.y == 0).sum())  # equal logits: the first class
     assert report.loss > 0
     assert list(outcome.contributions) == ["model", "metrics"]
     assert outcome.contributions["model"].weight == 21.0
     counts = PLAIN.contribute(job.up(1)[-1], outcome.contributions["metrics"]).values()
-    expected = [report.correct_delivered, report.correct_trained, 30]
+    expected = [report.delivered.correct, report.trained.correct, 30]
     assert [t.item() for t in counts] == expected
     assert not any("running" in name for name in outcome.contributions["model"].tensors)
     assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 3
@@ -179,7 +179,7 @@ def test_the_final_report_holds_the_accuracy_of_both_models(make_job, make_data)
     report = final_round(method, job, own, {"model": down}, make_data(9), test_data, "a").report
     counts = torch.bincount(test_data.y, minlength=3).tolist()
     assert counts[1] != counts[2]
-    assert [report.correct_delivered, report.correct_trained] == [counts[2], counts[1]]
+    assert [report.delivered.correct, report.trained.correct] == [counts[2], counts[1]]
 
 
 def test_a_state_goes_round_through_bytes(make_job):

@@ -36,6 +36,7 @@ from staddle.security.identity.signed_document import sign_document
 
 CODE = pb.ERROR_CODE_DATA
 SILOS = ("north", "east", "south")
+COUNTS = ["correct.delivered", "correct.trained", "tested"]
 
 
 def document(name="one", **changes):
@@ -156,7 +157,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
     watched = world.call("watch", "one").splitlines()
-    sums = "north, east: 6 test records; as delivered 100.0% right; as trained 100.0% right"
+    sums = "north, east: 6 test records; as delivered accuracy 100.0%; as trained accuracy 100.0%"
     assert watched == [
         "round 0 closed: north, east: the silos keep their test counts to themselves",
         f"round 1 closed: {sums}",
@@ -180,8 +181,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     tables = [list(csv.DictReader((folder / "rounds.csv").open())) for folder in both]
     assert tables[0] == tables[1]
     assert [row["members"] for row in tables[0]] == ["north east"] * 2
-    counts = ["correct.delivered", "correct.trained", "tested"]
-    measures = ["accuracy.delivered", "accuracy.trained"]
+    counts, measures = COUNTS, ["accuracy.delivered", "accuracy.trained"]
     assert list(tables[0][0]) == ["round", "members", *counts, *measures]
     assert [row["accuracy.trained"] for row in tables[0]] == ["", "1.0"]
     sums = [{name: int(row[name]) for name in counts} for row in tables[0]]
@@ -375,6 +375,7 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     kept = results.read(world.config.directory, "two")
     assert kept.state["stage"] == "admitting"
     assert (kept.rounds, kept.published, kept.relayed) == ([], {}, ())
+    assert kept.sums == COUNTS
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")
@@ -407,22 +408,24 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
             "measures": {"accuracy.trained": 0.5},
         },
     ]
-    assert results.to_csv(rounds) == (
+    assert results.to_csv(rounds, COUNTS) == (
         "round,members,correct.trained,tested,accuracy.trained\n0,b a,,,\n1,a,2,3,0.5\n"
     )
+    # of a task that is not known here
+    assert results.to_csv(rounds, ()).startswith("round,members,accuracy.trained,correct.trained,")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
     why = "cannot write it: No such file or directory; a round may just have closed"
-    kept = results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"})
+    kept = results.Kept({}, rounds, COUNTS, {"model": tmp_path / "gone.safetensors"})
     with pytest.raises(LocalError, match=why):
         results.write(tmp_path / "out", kept)
-    assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
+    assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds, COUNTS)
 
 
 def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
     path = tmp_path / "1.model.safetensors"
     path.write_bytes(data := tensor_file.to_bytes({"w": torch.ones(2)}))
-    kept = results.Kept({}, [], {"model": path})
+    kept = results.Kept({}, [], (), {"model": path})
     assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
     path.write_bytes(data[:-1] + b"\0")
     with refused(r"1\.model\.safetensors is refused: .*the disk changed it"):

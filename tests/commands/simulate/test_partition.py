@@ -101,7 +101,8 @@ def test_what_cannot_be_drawn_or_written_is_refused(small, tmp_path):
     out = tmp_path / "p.json"
     run("make", small(), "--out", out)
     with pytest.raises(
-        LocalError, match="a partition's file has no labels; show a simulation's file that reads it"
+        LocalError,
+        match=r"no classes are known: show a simulation's file that reads it, .* whose task has",
     ):
         run("show", out, "--picture", tmp_path / "p.png")
     synthetic = (

@@ -2,14 +2,19 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from support.counted import of_counts
+from support.counted import of_counts, of_scores
 
+from staddle.algorithms.tasks.class_counting import ACCURACY
+from staddle.algorithms.tasks.counting import ScoreForm
 from staddle.commands.console.printer import Screen
-from staddle.commands.simulate.progress import Bars, Lines, accuracy, shown
+from staddle.commands.simulate.progress import Bars, Lines, scores, shown
+
+DAYS = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")
 
 
-def run(label="pfedsim", seed=1, rounds=4):
-    return SimpleNamespace(label=label, seed=seed, job=SimpleNamespace(rounds=rounds))
+def run(label="pfedsim", seed=1, rounds=4, form=ACCURACY):
+    job = SimpleNamespace(rounds=rounds, counting=SimpleNamespace(score=form))
+    return SimpleNamespace(label=label, seed=seed, job=job)
 
 
 def seen(rounds, measure="all/trained", correct=1):
@@ -38,7 +43,7 @@ def test_a_line_every_ten_seconds_and_at_the_end(told):
         watch.silo()
         clock.now += seconds
         watch.round(number, (seen(number),) if number == 2 else ())
-    accuracies = "trained 50.0%, one class for all 100.0%"
+    accuracies = "accuracy trained 50.0%, the same answer for all 100.0%"
     assert lines == [
         "pfedsim, seed 1: begins, of 4",
         f"pfedsim, seed 1: round 2 of 4, 6 s/round, 0:00:12 left; {accuracies}",
@@ -59,6 +64,16 @@ def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(
     ]
 
 
+def test_a_score_has_the_words_of_each_runs_task(told):
+    lines, _, watch = told
+    look = of_scores(1, "all/trained", {"a": 2.0, "b": 4.5}, {"a": 2, "b": 8})
+    for one in (run(form=DAYS, rounds=1), run("local", rounds=1)):
+        watch.begin(one, 0)
+        watch.round(1, (look if one.label == "pfedsim" else seen(1),))
+    assert lines[1].endswith("; MAE trained 3.25 days, the same answer for all 5 days")
+    assert lines[3].endswith("; accuracy trained 50.0%, the same answer for all 100.0%")
+
+
 def test_bars_on_a_terminal_count_what_was_done_before():
     console = Console(force_terminal=True, width=150, height=30)
     runs, clock = [run(rounds=4), run("local", rounds=4)], Clock()
@@ -74,15 +89,17 @@ def test_bars_on_a_terminal_count_what_was_done_before():
     last = said.get().splitlines()
     assert any("all 2 runs" in line and "7/8" in line and "0:01:00 left" in line for line in last)
     assert any(
-        "local, seed 1" in line and "3/4" in line and "trained 50.0%, aggregated 75.0%" in line
+        "local, seed 1" in line
+        and "3/4" in line
+        and "accuracy trained 50.0%, aggregated 75.0%" in line
         for line in last
     )
     assert any("looking" in line and "1/2" in line for line in last)
 
 
-def test_a_terminal_has_bars_a_log_lines_and_accuracy_is_of_all_silos_or_none():
+def test_a_terminal_has_bars_a_log_lines_and_scores_are_of_all_silos_or_none():
     for terminal, kind in ((True, Bars), (False, Lines)):
         screen = Screen(console=Console(force_terminal=terminal, quiet=True))
         with shown(screen, [run()]) as watch:
             assert isinstance(watch, kind)
-    assert accuracy((seen(1, "selected/after"),)) == ""
+    assert scores((seen(1, "selected/after"),), ACCURACY) == ""

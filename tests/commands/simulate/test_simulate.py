@@ -91,7 +91,7 @@ def undrawn(quick, monkeypatch):
     """Pictures are the text of what they show: to draw them takes most of a run this short."""
     monkeypatch.setattr(report, "_drawn", lambda population: str([*population.records]).encode())
     for module, name in ((curves, "curves"), (curves, "spread"), (heatmaps, "png")):
-        monkeypatch.setattr(module, name, lambda *shown: repr(shown).encode())
+        monkeypatch.setattr(module, name, lambda *shown, **form: repr((shown, form)).encode())
 
 
 @pytest.fixture
@@ -151,7 +151,8 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
     last = {"measure": "all/trained", "average": "macro", "choice": "last"}
     (score,) = [one for one in told["methods"][0]["scores"] if last.items() <= one.items()]
     assert score["seeds"] == 2
-    assert f"{score['mean']:.2%} ± {100 * score['deviation']:.2f}" in shown
+    assert f"{100 * score['mean']:.2f} ± {100 * score['deviation']:.2f}" in shown
+    assert "mean over the silos: accuracy on their test records, in percent, after the" in shown
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -168,7 +169,7 @@ def test_all_five_methods(write):
     *rows, majority = [line for line in shown.splitlines() if line.startswith("│")]
     assert "always the most frequent class" in majority
     assert [row.split()[1] for row in rows] == ["pfedsim", "fedsimsup", "fedssa", "ppfl", "fedaims"]
-    assert all("%" in row for row in rows)
+    assert all(len(re.findall(r"\d\.\d\d ", row)) == 4 for row in rows)
 
 
 @pytest.mark.usefixtures("undrawn")

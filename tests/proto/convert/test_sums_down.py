@@ -4,7 +4,7 @@ import pytest
 from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import Sum
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.errors import LocalError
 from staddle.security.blind.plan import JobPlan
 from staddle.silo.parts.declared import Declared, RecordCount
@@ -65,7 +65,7 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
         }
         due = {part for part, before in later if before == round_}
         published, up = set(plan.round(round_).published), {part.name for part in job.up(round_)}
-        assert due <= published <= up - {METRICS.name}
+        assert due <= published <= up - {RIGHT.name}
     words = {
         each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down
     }
@@ -92,7 +92,7 @@ def test_what_silos_alone_read_is_what_comes_down_in_words(name):
         frame = JobPlan(job).round(round_).frame("lung", NOTHING, NOTHING)
         readers = {own.name: own.reader for own in frame.groups}
         assert frame.tagged
-        assert readers.pop(METRICS.name) == "coordinator"
+        assert readers.pop(RIGHT.name) == "coordinator"
         if name == "fedssa":
             readers.pop("rows", None)  # of them its coordinator half makes what it publishes
         assert readers == dict.fromkeys(JobPlan(job).round(round_).published, "silos")

@@ -7,7 +7,7 @@ from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.job.metrics_table import MetricsTable
+from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]

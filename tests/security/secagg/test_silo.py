@@ -24,7 +24,13 @@ from staddle.security.secagg.dealing import (
     distinct_keys,
     make_bundle,
 )
-from staddle.security.secagg.messages import Sets, Survival, make_header, make_survival, set_digest
+from staddle.security.secagg.messages import (
+    Sets,
+    Survival,
+    make_header,
+    make_survival,
+    set_digest,
+)
 from staddle.security.secagg.receiving_keys import deliver_keys, key_root, receiving_keys
 from staddle.security.secagg.spec import Terms, specify
 

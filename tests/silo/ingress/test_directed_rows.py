@@ -23,8 +23,8 @@ from support.ledgers import stored
 
 from staddle.algorithms.exchange.delivery import KEEP
 from staddle.algorithms.exchange.parts import integer_weights
-from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.errors import LocalError, RefusedError
 from staddle.files import checked_file
 from staddle.proto import secure_pb2 as pb
@@ -83,11 +83,11 @@ class Sum:
             silo: {spec.name: torch.randn(spec.shape, generator=rng) for spec in self.part.tensors}
             for silo in self.cohort
         }
-        counted = {spec.name: torch.tensor(3) for spec in METRICS.tensors}
+        counted = {spec.name: torch.tensor(3) for spec in RIGHT.tensors}
         accumulator, given, ctx = Accumulator(self.spec), {}, self.spec.context()
         for silo in self.survivors:
             contributions = [
-                blind_sum.given(part, group, counted if part == METRICS else self.held[silo])
+                blind_sum.given(part, group, counted if part == RIGHT else self.held[silo])
                 for part, group in zip(of, self.spec.groups, strict=True)
             ]
             check_group_values(self.spec, contributions)

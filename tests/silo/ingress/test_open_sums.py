@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from support.keyed_jobs import SILOS, keys_of
 from support.open_sums import ME, Recipient, Summed, delivery, make_tagged
 
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.errors import RefusedError
 from staddle.proto.convert.open_sum import sums_from_wire
 from staddle.proto.convert.secagg_messages import proofs_to_wire
@@ -238,7 +238,7 @@ def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged
     """As for a silo that was away when the other was found out: the delivery brings the proof."""
     made = Summed(tagged, tagged.jobs["two"], 0, LEFT)
     (name, *_) = [part.name for part in made.parts]
-    down = [made.down(part.name) for part in made.parts if part != METRICS]
+    down = [made.down(part.name) for part in made.parts if part != RIGHT]
 
     def frames(*proofs):
         return delivery(made.job, 1, down, proofs=proofs_to_wire(proofs))

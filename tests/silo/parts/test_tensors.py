@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.algorithms.evaluation.counting import Counting
 from staddle.algorithms.exchange.parts import (
     Item,
     Kind,
@@ -20,7 +19,9 @@ from staddle.algorithms.exchange.parts import (
     value_fault,
 )
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.tasks.class_counting import ClassCounting
+from staddle.algorithms.tasks.regression import Regression
+from staddle.algorithms.tasks.value_counting import UNIT, ValueCounting
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
@@ -116,7 +117,8 @@ def test_a_part_too_many_or_too_few_or_with_anothers_tensor_is_refused():
 
 
 # Counts.
-COUNTING = Counting(2, confusion=True, bins=3)
+TESTED = RecordCount(9, 4)
+COUNTING = ClassCounting(2, confusion=True, bins=3)
 RIGHT = {
     ("metrics", "correct.delivered"): 2,
     ("metrics", "correct.trained"): 3,
@@ -129,19 +131,27 @@ RIGHT = {
 
 
 def faults(changes, records):
-    parts = (*COUNTING.parts(), METRICS)
+    parts = COUNTING.parts()
     items = [Item(part.name, part.kind, spec) for part in parts for spec in part.tensors]
     counts = RIGHT | changes
     values = [torch.tensor(counts[item.part, item.spec.name]) for item in items]
-    return miscounted(items, values, records)
+    return miscounted(items, values, records, COUNTING)
 
 
 @pytest.mark.parametrize(
     ("name", "table", "why"),
     [
         (("confusion", "trained"), [[2, 0], [1, 2]], "does not count each of 4 test records once"),
-        (("confusion", "trained"), [[2, 1], [1, 0]], "has 2 on its diagonal, 3 records are right"),
-        (("confusion", "delivered"), [[3, 0], [0, 1]], "has 4 on its diagonal, 2 records are r"),
+        (
+            ("confusion", "trained"),
+            [[2, 1], [1, 0]],
+            "has 2 on its diagonal, and metrics 3 that are right",
+        ),
+        (
+            ("confusion", "delivered"),
+            [[3, 0], [0, 1]],
+            "has 4 on its diagonal, and metrics 2 that are r",
+        ),
         (("confusion", "trained"), [[4, -1], [2, -1]], "is -1, of 4 that were tested"),
         (
             ("confusion", "trained"),
@@ -169,6 +179,45 @@ def test_noisy_tables_need_not_add_up_and_are_bounded_all_the_same():
         values = torch.tensor([[least - 1, 0], [0, 0]])
         assert "below" in value_fault(part.tensors[0], values)
         assert not value_fault(part.tensors[0], values.clamp(min=least))
+
+
+REGRESSION = Regression(range=(0, 10))
+SUMS = {
+    ("targets", "target"): 3 * UNIT,
+    ("targets", "target_squared"): 0,
+    ("metrics", "absolute.delivered"): 4 * UNIT,
+    ("metrics", "absolute.trained"): 0,
+    ("metrics", "squared.delivered"): 1,
+    ("metrics", "squared.trained"): 2 * UNIT,
+    ("metrics", "tested"): 4,
+}
+
+
+def sum_faults(changes, known=True, records=TESTED):
+    counting = ValueCounting(REGRESSION, targets=True, noised=records is None)
+    items = [Item(part.name, part.kind, spec) for part in counting.parts() for spec in part.tensors]
+    values = [torch.tensor((SUMS | changes)[item.part, item.spec.name]) for item in items]
+    return miscounted(items, values, records, counting if known else None)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_sums_are_bounded_by_a_unit_a_record(known):
+    """Also where the task is an installed package's, whose code has no say."""
+    assert sum_faults({}, known) == ""
+    for place in [place for place in SUMS if place[1] != "tested"]:
+        for value in (4 * UNIT + 1, -1):
+            said = f"{'/'.join(place)} is {value}, in units of 1/{UNIT}, of 4 that were tested"
+            assert sum_faults({place: value}, known) == said
+    for value in (5, -1):
+        found = sum_faults({("metrics", "tested"): value}, known)
+        assert found == f"metrics/tested is {value}, this silo has 4 test records"
+
+
+def test_noisy_sums_of_targets_may_be_below_zero_and_those_of_errors_may_not():
+    assert sum_faults({("targets", "target"): -UNIT}, records=None) == ""
+    found = sum_faults({("metrics", "absolute.trained"): 4 * UNIT + 1}, records=None)
+    assert found.startswith("metrics/absolute.trained is ")
+    assert sum_faults({("metrics", "squared.trained"): -1}, records=None)
 
 
 # Norms.

@@ -1,6 +1,7 @@
 import errno
 import os
 
+import pytest
 import torch
 from support.refusals import refused
 
@@ -48,6 +49,25 @@ def test_records_are_written_in_order_and_held_once_where_silos_share_them():
         found = mapped(os.dup(file.fileno()), table)
     assert table < 2 * common.x.nbytes + 6 * 256
     assert all(torch.equal(own.test.x, common.x) for own in found.values())
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.tensor([0.5, -2.0, 7.25]),
+        torch.arange(6.0).reshape(3, 2),
+        torch.eye(3, dtype=torch.int64),
+    ],
+    ids=["numbers", "times and events", "labels"],
+)
+def test_what_is_true_of_a_record_keeps_its_dtype_and_shape(y):
+    own = Dataset(data(3).x, y)
+    file, table = written({"a": Records(own, own)})
+    with file:
+        found = mapped(os.dup(file.fileno()), table)["a"].train
+    assert (found.y.dtype, found.y.shape) == (y.dtype, y.shape)
+    assert torch.equal(found.y, y)
+    assert torch.equal(found.x, own.x)
 
 
 def test_what_one_process_writes_no_other_sees():

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TWO = '[[methods]]\nname = "fedavg"\n[[methods]]\nname = "fedavg"\n'
 PRIVATE = "[privacy]\nepsilon = 8.0\ndelta = 1e-5\nsample_rate = 0.1"
 NPZ = 'file = "own/data.npz"'
+PIXELS = 'name = "cnn-digits"\nclasses = 10'
 
 
 def test_a_file_says_what_is_run_and_what_is_left_out_has_defaults(experiment):
@@ -107,7 +108,12 @@ def test_paths_start_at_the_file(experiment, tmp_path):
             "data: test_fraction is of a silo's configuration; take it out"),
         ({"data": 'kind = "bundled"\nname = "digits"\nshare = [1, 2]'},
             "data: share is of a silo's configuration"),
-        ({"model": 'name = "cnn-digits"'}, "missing key 'model.classes'"),
+        ({"model": 'name = "cnn-digits"'},
+            r"the task is classification, so the model has classes; write model\.classes and"),
+        ({"model": f'{PIXELS}\n[task]\nkind = "regression"\nrange = [0, 1]'},
+            r"the task is regression, so the model has outputs; write model\.outputs"),
+        ({"model": f'{PIXELS}\n[task]\nkind = "regresion"\nrange = [0, 1]'},
+            "task: kind = 'regresion': no such kind; did you mean 'regression'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_with_file_key_and_fix(experiment, pieces, text):

@@ -196,11 +196,45 @@ def test_the_synthetic_population_needs_no_partition(experiment):
         populate(experiment('seed = 1\nsilos = ["a", "b"]', data=data, partition="", model=model))
 
 
+RANGED = 'name = "glm"\ninput = [1, 1, 2]\n[task]\nkind = "regression"\nrange = [0, 59]'
+SHARDS = '[partition]\nkind = "shards"\nsilos = 3\neach = 2'
+
+
+def test_a_task_without_classes_deals_out_by_what_it_says_is_alike(experiment, tmp_path):
+    y = torch.arange(60.0)
+    save_npz(tmp_path / "data.npz", Dataset(some().x, y))
+    people = populate(experiment(data=NPZ, partition=SHARDS, model=RANGED))
+    assert (people.classes, people.class_names) == (0, None)
+    tenths = []
+    for silo, side in people.partition.sides().items():
+        own = people.records[silo]
+        assert torch.equal(own.train.y, y[torch.from_numpy(side.train)])
+        tenths.append({int(target) // 6 for target in torch.cat([own.train.y, own.test.y])})
+    # a shard is of records with targets alike
+    assert max(map(len, tenths)) <= 4
+    with refused("data of kind 'synthetic' have classes, and the task is regression; take other"):
+        populate(
+            experiment(
+                data='kind = "synthetic"\nsilos = 3\ndimension = 2', partition="", model=RANGED
+            )
+        )
+
+
+def test_records_that_are_not_what_the_task_is_about_are_refused(experiment, tmp_path):
+    save_npz(tmp_path / "data.npz", some())
+    with refused(r"data\.npz: y is int64 \[N\], the job's task takes float32 \[N\]: a number per"):
+        populate(experiment(data=NPZ, partition=SHARDS, model=RANGED))
+    save_npz(tmp_path / "data.npz", Dataset(some().x, torch.arange(60.0)))
+    with refused(r"data\.npz: y is float32 \[N\], the job's task takes int64 \[N\]: a class"):
+        populate(experiment(data=NPZ, partition=SHARDS, model=GLM))
+
+
 @pytest.mark.parametrize(
     ("data", "partition", "text"),
     [
         (some(classes=4), COLUMN,
-            "label 3 in 15 of 60 records, model.classes = 3: its classes are 0 to 2; correct it"),
+            (r"data\.npz: label 3 in 15 of 60 records, the job's model knows classes 0 to 2;"
+            r" number the classes from 0, or correct model\.classes")),
         (some(ids=("same",) * 60), COLUMN, "records 0 and 1 have the same id; give each its own"),
         (some(), COLUMN, "kind 'column' takes one value per record, here none for 60 records"),
         (some(), '[partition]\nkind = "shards"\nsilos = 7\neach = 1',

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
-from support.counted import of_counts
+from support.counted import of_counts, of_scores
 from support.pictures import has_colour, pixels, whole
 from support.refusals import refused
 
+from staddle.algorithms.tasks.counting import ScoreForm
 from staddle.simulator.report.curves import curve, curves, last, spread
 from staddle.simulator.report.style import COLOURS, styles_of, within
 
@@ -42,6 +45,9 @@ def test_the_last_of_all_seeds_the_limits_and_the_looks_of_21_methods():
     assert within([0.2, 0.7]) == pytest.approx((0.18, 0.72))
     assert within([0.0, 1.0]) == (-0.02, 1.02)
     assert within([0.5]) == pytest.approx((0.49, 0.51))
+    assert within([200.0, 300.0], share=False) == pytest.approx((196, 304))
+    assert within([-50.0], share=False) == pytest.approx((-52, -48))
+    assert within([0.0, 0.0], share=False) == (-1, 1)
     styles = styles_of([str(number) for number in range(21)]).values()
     assert len({(style.colour, style.dashes) for style in styles}) == 21
 
@@ -69,6 +75,20 @@ def test_one_method_one_seed_one_look_is_a_picture_too():
     assert has_colour(made, COLOURS[0])
     assert whole(made)
     assert whole(pixels(spread(alone, ["all/trained"])))
+
+
+@pytest.mark.parametrize("draw", [curves, spread])
+def test_scores_that_are_no_shares_have_limits_of_their_own(draw):
+    form = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")
+    looks = [
+        of_scores(n, "all/trained", {"a": 90.0 / n, "b": 120.0}, {"a": 1, "b": 2}) for n in (1, 3)
+    ]
+    made = pixels(draw({"local": {1: looks}}, ["all/trained"], form=form))
+    assert whole(made)
+    assert has_colour(made, COLOURS[0]) or draw is spread
+    # another unit is written on the axis
+    other = pixels(draw({"local": {1: looks}}, ["all/trained"], form=replace(form, unit="hours")))
+    assert not np.array_equal(made, other)
 
 
 @pytest.mark.parametrize("draw", [curves, spread])

@@ -26,8 +26,8 @@ def out(tmp_path_factory, quick):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without the pictures that take longest."""
-    monkeypatch.setattr(curves, "curves", lambda _: b"curves")
-    monkeypatch.setattr(curves, "spread", lambda _: b"spread")
+    monkeypatch.setattr(curves, "curves", lambda _, **__: b"curves")
+    monkeypatch.setattr(curves, "spread", lambda _, **__: b"spread")
 
 
 def test_all_that_is_finished_is_compared(out):

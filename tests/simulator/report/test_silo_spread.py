@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from support.counted import of_counts
 
@@ -19,8 +21,18 @@ def test_a_spectrum_by_hand():
 
 
 def test_silos_against_themselves_under_another_method():
-    other = of_counts(1, "all/trained", {**MANY.correct, "0": 1, "1": 2, "9": 8}, MANY.records)
+    other = replace(MANY, scores={**MANY.scores, "0": 0.1, "1": 0.2, "9": 0.8})
     assert against(MANY, other) == Against(better=1, equal=8, worse=2)
+
+
+def test_where_less_is_better_the_least_is_at_the_best_end_and_wins():
+    found = spectrum(MANY, higher=False)
+    assert (found.least, found.median, found.most) == (1.0, 0.5, 0.0)
+    assert found.worst_tenth == pytest.approx(0.95)
+    assert found.best_tenth == pytest.approx(0.05)
+    assert found.spread == pytest.approx(0.1**0.5)
+    other = replace(MANY, scores={**MANY.scores, "0": 0.1, "1": 0.2, "9": 0.8})
+    assert against(MANY, other, higher=False) == Against(better=2, equal=8, worse=1)
 
 
 def test_a_silo_that_never_trained_keeps_what_was_delivered():
@@ -28,6 +40,6 @@ def test_a_silo_that_never_trained_keeps_what_was_delivered():
     delivered = of_counts(4, "all/aggregated", {"a": 5, "b": 6}, records)
     own = of_counts(4, "all/trained", {"a": 7, "b": 1}, records)
     history = [of_counts(2, "all/trained", {"a": 9, "b": 9}, records), delivered, own]
-    assert kept(history, "delivered", {"a"}).correct == {"a": 5, "b": 6}
-    assert kept(history, "trained", {"a"}).correct == {"a": 7, "b": 6}
+    assert kept(history, "delivered", {"a"}).scores == {"a": 0.5, "b": 0.6}
+    assert kept(history, "trained", {"a"}).scores == {"a": 0.7, "b": 0.6}
     assert kept(history, "trained", {"a", "b"}) == own

@@ -5,11 +5,13 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 import torch
-from support.counted import of_counts
+from support import jobs
+from support.counted import of_counts, of_scores
 from support.refusals import refused
-from support.simulated_jobs import SCHEDULE, make_population, make_run
+from support.simulated_jobs import SCHEDULE, SILOS, SMALL, make_population, make_run
 
 from staddle.algorithms.partition.file import PartitionFile
+from staddle.simulator.experiment.plan import Run
 from staddle.simulator.report.finished_runs import Recorded
 from staddle.simulator.report.summary import Link, check_comparable, drawn, summary
 from staddle.simulator.run.manifest import identity
@@ -29,12 +31,14 @@ def measured(rounds, measure, *correct):
 
 
 def recorded(label, seed, history, method="fedavg", seconds=None, **fields):
-    run = make_run(method, seed, label, **fields)
+    return record(make_run(method, seed, label, **fields), history, seconds)
+
+
+def record(run, history, seconds=None):
     found = identity(run, POPULATION, SCHEDULE)
-    folder = Path("out") / label / f"seed-{seed}"
-    return Recorded(
-        folder, label, seed, method, run.job.rounds, found.silos, history, True, found, seconds
-    )
+    folder, method = Path("out") / run.label / f"seed-{run.seed}", run.job.method_name
+    named = (folder, run.label, run.seed, method, run.job.rounds)
+    return Recorded(*named, found.silos, history, True, found, seconds)
 
 
 def groups(*runs):
@@ -134,8 +138,9 @@ def test_the_best_by_test_and_by_validation_of_one_seed():
     assert row(text, "### Best by test", "fedavg")[:6] == best
     assert row(text, "### Best by validation", "fedavg") == ["10.00"] * 3  # after two rounds
     alone = summary(groups(recorded("local", 1, LOCAL, "local")))
-    assert "better" not in (text + alone).lower()
-    assert "±" not in text.split("## What the numbers mean")[0]
+    shown, lone = (one.split("## What the numbers mean")[0] for one in (text, alone))
+    assert "better" not in (shown + lone).lower()
+    assert "±" not in shown
 
 
 def test_the_weakest_and_who_does_better_than_alone():
@@ -149,6 +154,47 @@ def test_the_weakest_and_who_does_better_than_alone():
     assert cells[-3:] == ["2", "1", "1"]  # of the one seed that both have
     assert row(TEXT, "### The model that each silo keeps", "local")[-3:] == ["–"] * 3
     assert row(TEXT, "(all/trained)\n", "fedavg")[-3:] == ["0", "0", "4"]
+
+
+REGRESSION = {"kind": "regression", "range": [0, 90], "unit": "days"}
+
+
+def days(method, *scores):
+    """A run of a regression whose last model misses by so many days, silo by silo."""
+    history = [
+        of_scores(
+            rounds,
+            f"all/{model}",
+            {silo: score + 4 - rounds for silo, score in zip(RECORDS, scores, strict=True)},
+            RECORDS,
+        )
+        for rounds in (2, 4)
+        for model in ("aggregated", "trained")
+    ]
+    model = {**SMALL, "classes": None}
+    job = jobs.make_job(method, model=model, silos=SILOS, seed=1, task=REGRESSION)
+    return record(Run(method, 1, job), history)
+
+
+def test_of_a_regression_everything_is_in_its_unit_and_less_is_better():
+    alone, other = days("local", 3.0, 3.0, 3.0, 3.0), days("fedavg", 2.0, 3.0, 3.5, 1.25)
+    text = summary(groups(alone, other))
+    assert "After the last round, on test records, in days.\n" in text
+    assert "have a better, the same and a worse MAE than with **local**" in " ".join(text.split())
+    assert row(text, "## What was run", "task.unit") == ["days"]
+    heading = "### The model that each silo keeps"
+    assert row(text, heading, "method")[:3] == ["macro", "micro", "worst silo"]
+    assert "balanced" not in text.split("## What the numbers mean")[0]
+    cells = row(text, heading, "fedavg")
+    # the worst silo, the worst tenth, the median, the best tenth and the best silo
+    assert cells[:7] == ["2.438", "2.042", "3.5", "3.5", "2.5", "1.25", "1.25"]
+    assert cells[-3:] == ["2", "1", "1"]
+    constant = row(text, heading, "*always the silo's median*")
+    assert constant == [*["5"] * 7, "0", *["–"] * 3]
+    assert row(text, "### Best by test", "fedavg") == ["2.438", "2.042"] * 2
+    meaning = text.split("## What the numbers mean")[1]
+    assert "is the MAE of a model on its own records, on the side named; less is better" in meaning
+    assert "%" not in text
 
 
 def test_what_it_took_and_pictures_are_shown_or_named():

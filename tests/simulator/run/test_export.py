@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from support.counted import of_counts
+from support.counted import of_counts, of_scores
 
 from staddle.algorithms.course import SiloState
-from staddle.algorithms.evaluation.counting import Tally
+from staddle.algorithms.tasks.class_counting import ClassCounting, ClassTally
+from staddle.algorithms.tasks.metrics_table import MetricsTable
+from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.training.silo_round import Seen, state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
@@ -35,9 +37,10 @@ MODELS = {
 def tally(confusion, scores=None):
     confusion = np.array(confusion)
     by_class = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
-    return Tally(by_class, confusion, scores)
+    return ClassTally(by_class, confusion, scores)
 
 
+COUNTING = ClassCounting(2, confusion=True, bins=2)
 SEEN = {
     "b": Seen(tally([[1, 1], [0, 2]]), tally([[2, 0], [0, 2]], np.array([[[0, 2], [2, 0]]]))),
     "a": Seen(tally([[2, 0], [0, 0]]), tally([[0, 2], [0, 0]], np.array([[[2, 0], [0, 0]]]))),
@@ -45,7 +48,7 @@ SEEN = {
 
 
 def test_measures_are_of_all_records_together_and_silo_by_silo():
-    found = measures(SEEN)
+    found = measures(SEEN, COUNTING)
     assert found["trained"]["all"]["confusion"] == [[2, 2], [0, 2]]
     assert (found["trained"]["all"]["accuracy"], found["trained"]["all"]["majority"]) == (
         4 / 6,
@@ -61,7 +64,7 @@ def test_measures_are_of_all_records_together_and_silo_by_silo():
 def test_rounds_as_a_table_whose_numbers_lose_no_digit():
     lines = rounds_csv(HISTORY).splitlines()
     assert lines[0] == (
-        "rounds,measure,silos,records,macro,micro,balanced,majority,spread,least,most"
+        "rounds,measure,silos,records,macro,micro,balanced,constant,spread,least,most"
     )
     assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.5,1.0,0.0,0.5,0.5"
     assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.625,1.0,0.125,0.5,0.75"
@@ -73,21 +76,48 @@ def test_rounds_as_a_table_whose_numbers_lose_no_digit():
 
 
 def test_silos_as_a_table_of_the_last_look():
-    rows = list(csv.reader(io.StringIO(silos_csv(SILOS, HISTORY))))
+    rows = list(csv.reader(io.StringIO(silos_csv(SILOS, HISTORY, "accuracy"))))
     assert rows == [
-        ["silo", "training", "measure", "correct", "records", "accuracy", "balanced", "majority"],
-        ["b", "30", "all/trained", "3", "4", "0.75", "0.75", "1.0"],
-        ["b", "30", "validation/trained", "1", "1", "1.0", "1.0", "1.0"],
-        ["a", "7", "all/trained", "1", "2", "0.5", "0.5", "1.0"],
-        ["a", "7", "validation/trained", "1", "3", str(1 / 3), str(1 / 3), "1.0"],
+        ["silo", "training", "measure", "records", "accuracy", "balanced", "constant"],
+        ["b", "30", "all/trained", "4", "0.75", "0.75", "1.0"],
+        ["b", "30", "validation/trained", "1", "1.0", "1.0", "1.0"],
+        ["a", "7", "all/trained", "2", "0.5", "0.5", "1.0"],
+        ["a", "7", "validation/trained", "3", str(1 / 3), str(1 / 3), "1.0"],
     ]
-    (header,) = silos_csv(SILOS, HISTORY[:1]).splitlines()
+    (header,) = silos_csv(SILOS, HISTORY[:1], "accuracy").splitlines()
     assert header.split(",") == rows[0]
+
+
+def test_without_classes_nothing_is_balanced_and_the_score_has_its_own_name():
+    one = of_scores(2, "all/trained", {"b": 4.5, "a": 2.5}, {"b": 3, "a": 1}, {"b": 6.0, "a": 3.0})
+    assert rounds_csv([one]).splitlines()[1] == "2,all/trained,2,4,3.5,4.0,,4.5,1.0,2.5,4.5"
+    assert silos_csv(SILOS, [one], "mae").splitlines() == [
+        "silo,training,measure,records,mae,balanced,constant",
+        "b,30,all/trained,3,4.5,,6.0",
+        "a,7,all/trained,1,2.5,,3.0",
+    ]
+
+
+def test_measures_of_a_regression_are_those_of_all_its_records():
+    counting = Regression(range=(0, 10), unit="days").counting(1, MetricsTable(), noised=False)
+
+    def seen(wanted, answers):
+        y, outputs = torch.tensor(wanted), torch.tensor(answers)[:, None] / 5 - 1
+        marks = counting.marks(outputs, y)
+        own = counting.count({name: [mark.numpy()] for name, mark in marks.items()}, [y.numpy()])
+        return Seen(own, own)
+
+    own = {"a": seen([1.0, 2.0], [2.0, 4.0]), "b": seen([7.5], [4.5])}
+    found = measures(own, counting)["delivered"]
+    assert found["silos"]["a"] == pytest.approx({"mae": 1.5, "rmse": 2.5**0.5, "r2": -9}, rel=1e-4)
+    assert found["silos"]["b"] == pytest.approx({"mae": 3, "rmse": 3}, rel=1e-4)
+    assert found["all"]["mae"] == pytest.approx(2, rel=1e-4)
+    assert "sums" not in found["all"]
 
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
-    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T}, SEEN)
+    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
         "rounds.csv", "silos.csv", "measures.json", "coordinator.safetensors",
         "models/b.safetensors", "models/a.safetensors",
@@ -105,14 +135,15 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
 
 def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
     assert not any(
-        "coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN)
+        "coordinator" in path.name
+        for path in write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN, COUNTING)
     )
 
 
 def test_a_file_in_the_way_is_told(tmp_path):
     (tmp_path / "models").write_text("")
     with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
-        write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN)
+        write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN, COUNTING)
 
 
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
@@ -120,7 +151,15 @@ def test_memberships_are_read_as_those_of_a_federation(tmp_path):
         silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
         for silo, p in (("b", 0.25), ("a", 0.5))
     }
-    write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])}, SEEN)
+    write(
+        tmp_path,
+        SILOS,
+        HISTORY,
+        own,
+        {"memberships": torch.tensor([[1.0, 0], [0, 1]])},
+        SEEN,
+        COUNTING,
+    )
     rows = membership.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])
     rows = membership.read_all([tmp_path / "coordinator.safetensors"])

@@ -1,11 +1,14 @@
 """Numbers worked by hand."""
 
+from dataclasses import replace
 from math import sqrt
 
+import numpy as np
 import pytest
-from support.counted import counts, of_counts
+from support.counted import counts, of_counts, of_scores
 
 from staddle.algorithms.course import SiloState
+from staddle.algorithms.tasks.class_counting import ClassTally
 from staddle.algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from staddle.simulator.run.history import of_look, of_round
 
@@ -14,14 +17,38 @@ STATE = SiloState({})
 
 def test_each_average_counts_what_it_says_in_order_and_one_silo_has_no_spread():
     measured = of_counts(3, "all/trained", {"a": 1, "b": 9, "c": 10}, {"a": 2, "b": 10, "c": 40})
-    assert measured.accuracies.tolist() == [0.5, 0.9, 0.25]
+    assert measured.by_silo.tolist() == [0.5, 0.9, 0.25]
     assert (measured.macro, measured.micro) == (pytest.approx(1.65 / 3), 20 / 52)
     # of a population
     assert measured.spread == pytest.approx(sqrt((0.05**2 + 0.35**2 + 0.30**2) / 3))
-    found = of_counts(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist()
+    found = of_counts(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).by_silo.tolist()
     assert found == [0, 1]
     measured = of_counts(1, "all/trained", {"a": 1}, {"a": 3})
     assert (measured.spread, measured.macro, measured.micro) == (0, 1 / 3, 1 / 3)
+
+
+def test_scores_that_are_no_shares_are_averaged_alike_and_have_no_balance():
+    records = {"a": 1, "b": 3}
+    measured = of_scores(2, "all/trained", {"b": 4.5, "a": 2.5}, records, {"a": 3.0, "b": 6.0})
+    assert measured.by_silo.tolist() == [2.5, 4.5]
+    assert (measured.macro, measured.micro, measured.constant) == (3.5, 16 / 4, 4.5)
+    assert (measured.spread, measured.balanced) == (1, None)
+    one = measured.of({"b"})
+    assert one == of_scores(2, "all/trained", {"b": 4.5}, {"b": 3}, {"b": 6.0})
+    some = replace(measured, recalls={"a": None, "b": 0.75})
+    assert some.balanced == 0.75
+
+
+def test_the_constant_is_of_each_silos_own_best_answer():
+    own = ClassTally(np.array([[2, 1], [3, 7], [4, 6]]))
+    other = ClassTally(np.array([[0, 0], [4, 0], [0, 4]]))
+    _, measured = of_round(1, {
+        "a": RoundReport(1, 9, own, own, None), "b": RoundReport(1, 9, other, other, None)
+    })  # fmt: skip
+    assert measured.scores == {"a": 0.3, "b": 0.0}
+    assert measured.baselines == {"a": 0.7, "b": 1.0}
+    assert measured.constant == pytest.approx(0.85)
+    assert measured.recalls == {"a": pytest.approx((2 / 3 + 1 / 7) / 2), "b": 0.0}
 
 
 def test_a_round_measures_its_cohort_and_validation_where_every_silo_has_records():

@@ -3,7 +3,7 @@ import hashlib
 
 import pytest
 from faults.disk import Calls, failing, short
-from support.counted import of_counts
+from support.counted import of_counts, of_scores
 from support.refusals import refused
 
 from staddle.errors import UnwritableError
@@ -19,8 +19,19 @@ def path(tmp_path):
 
 
 def test_a_measure_is_a_line():
-    line = b'{"rounds":1,"measure":"selected/after","silos":{"b":[3,4,4,0.75],"a":[0,2,2,0.0]}}\n'
+    silos = b'{"b":[0.75,4,1.0,0.75],"a":[0.0,2,1.0,0.0]}'
+    line = b'{"rounds":1,"measure":"selected/after","silos":' + silos + b"}\n"
     assert to_line(ONE) == line
+
+
+def test_a_score_that_is_no_share_is_read_as_it_was_written(path):
+    one = of_scores(
+        3, "all/trained", {"a": 1e-7, "b": -4.1}, {"a": 3, "b": 9}, {"a": 1 / 3, "b": 7.0}
+    )
+    line = to_line(one)
+    assert b'"b":[-4.1,9,7.0,null]' in line
+    path.write_bytes(line)
+    assert read(path) == (one,)
 
 
 def test_what_was_added_is_read_and_kept(path):
@@ -63,7 +74,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(path):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda d: d[:-1], lambda d: d.replace(b"3,4", b"2,4"), lambda d: d[:0]]
+    "change", [lambda d: d[:-1], lambda d: d.replace(b"5,4", b"6,4"), lambda d: d[:0]]
 )
 def test_other_bytes_than_the_snapshot_says_are_refused_and_stay(path, change):
     kept = Prefix(bytes=len(to_line(ONE)), sha256=hashlib.sha256(to_line(ONE)).hexdigest())
@@ -83,14 +94,15 @@ def test_other_bytes_than_the_snapshot_says_are_refused_and_stay(path, change):
         (b'{"rounds":1,"measure":"all/guessed","silos":{"a":[1,2]}}', "all/guessed"),
         (b'{"rounds":1,"measure":"all/trained","silos":{}}', "length >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0,0]}}', "`int` >= 1"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[-1,2]}}', "`int` >= 0"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2,2,1.0]}}',
-            "silo 'a' are right, or of one class, than there are"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1.5,2]}}', "Expected `int`"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0.5,-1]}}', "`int` >= 1"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0.5,1.5]}}', "Expected `int`"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[null,2]}}', "Expected `float`"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0.5,2,null]}}', "Expected `float`"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[NaN,2]}}', "JSON is malformed"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]}}', "length 4"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,1,1.5]}}', "<= 1"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,3,0.5]}}', "of one class"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,2,0.5]},"more":1}',
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,1,-0.5]}}', ">= 0"),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2,1,0.5]},"more":1}',
             "unknown field `more`"),
         (b'{"rounds":1,"measure":"all/trained"}', "required field `silos`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"\xff":[1,2]}}', "line 2"),

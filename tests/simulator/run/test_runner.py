@@ -90,7 +90,7 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     history = read(folder_of(tmp_path / "whole", run) / HISTORY)
     found = [(one.rounds, one.measure) for one in history if one.measure == "selected/after"]
     assert found == [(1, "selected/after"), (2, "selected/after")]
-    last = {one.measure: one.correct for one in history if one.rounds == 2}
+    last = {one.measure: one.scores for one in history if one.rounds == 2}
     assert last["all/trained"] != last["all/aggregated"]
     for at in (1, 3, 5, 7, 2):
         stop = StopSignal()

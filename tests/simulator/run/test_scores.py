@@ -1,5 +1,5 @@
 import pytest
-from support.counted import of_counts
+from support.counted import of_counts, of_scores
 
 from staddle.simulator.run.scores import AVERAGES, Score, Spread, over_seeds, scores, spread
 
@@ -60,6 +60,26 @@ def test_what_validation_chooses_need_not_be_best_on_test():
     found = scores(history)
     assert found["all/aggregated", "macro", "best by validation"] == Score(2, 0.5)
     assert found["all/aggregated", "macro", "best by test"] == Score(1, 0.9)
+
+
+def test_where_less_is_better_the_least_is_best_and_without_classes_nothing_is_balanced():
+    seen = {2: (3.0, 9.0), 4: (1.0, 9.5), 6: (4.0, 8.0), 8: (1.0, 9.0)}
+    history = [
+        of_scores(rounds, measure, {"a": score}, {"a": 3})
+        for rounds, both in seen.items()
+        for measure, score in zip(("all/trained", "validation/trained"), both, strict=True)
+    ]
+    found = scores(history, higher=False)
+    assert {key[1:]: score for key, score in found.items() if key[0] == "all/trained"} == {
+        (average, choice): score
+        for average in ("macro", "micro")
+        for choice, score in (
+            ("last", Score(8, 1.0)),
+            ("best by test", Score(4, 1.0)),
+            ("best by validation", Score(6, 4.0)),
+        )
+    }
+    assert scores(history)["all/trained", "macro", "best by test"] == Score(6, 4.0)
 
 
 def test_the_aggregated_model_does_not_choose_for_the_trained():

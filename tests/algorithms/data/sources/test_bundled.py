@@ -19,9 +19,15 @@ def test_the_sets_come_with_the_software():
     assert torch.bincount(tumours.y).tolist() == [212, 357]
     assert tumours.x.mean(0).abs().max() < 1e-5
     assert tumours.x.std(0, correction=0).sub(1).abs().max() < 1e-5
+    patients = read("diabetes")
+    assert patients.x.shape == (442, 1, 1, 10)
+    assert (patients.y.dtype, patients.y.shape) == (torch.float32, (442,))
+    assert (patients.y.min(), patients.y.max(), patients.class_names) == (25, 346, None)
+    assert patients.x.mean(0).abs().max() < 1e-5
+    assert patients.x.std(0, correction=0).sub(1).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["digits", "breast-cancer"])
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "diabetes"])
 def test_shares_are_pieces_of_the_set_and_keep_its_ids(name):
     whole, shares = read(name), [read(name, share=(k, 3), seed=5) for k in (1, 2, 3)]
     assert sorted(sum((share.ids for share in shares), ()), key=int) == list(whole.ids)

@@ -15,6 +15,7 @@ from staddle.errors import LocalError
 
 TABLE = {"features": ["age", "bmi"], "label": "y"}
 GOOD = "id,age,sex,bmi,y\np1,63,f,27.5,1\np2,41,m,-3e1,0\n"
+TRUTHS = "age,bmi,y,z\n63,1,2.5,1\n41,2,-3e1,0\n"  # of other tasks than classification
 
 
 @pytest.fixture
@@ -44,6 +45,38 @@ def test_declared_columns_are_read_in_the_declared_order(read):
     assert data.x.flatten().tolist() == [27.5, 63, -30, 41]
     assert data.y.tolist() == [1, 0]
     assert (data.ids, data.class_names) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("truth", "y", "names"),
+    [
+        ({"target": "y"}, torch.tensor([2.5, -30]), None),
+        ({"survival": ("y", "z")}, torch.tensor([[2.5, 1], [-30, 0]]), None),
+        ({"labels": ["z"]}, torch.tensor([[1], [0]]), ("z",)),
+    ],
+)
+def test_what_is_true_of_a_record_may_be_other_columns_than_a_class(read, truth, y, names):
+    data = read(TRUTHS, label=None, **truth)
+    assert (data.y.dtype, data.y.tolist(), data.class_names) == (y.dtype, y.tolist(), names)
+    assert data.x.flatten().tolist() == [63, 1, 41, 2]
+    assert len(read("age,bmi,y,z\n", label=None, **truth)) == 0
+
+
+@pytest.mark.parametrize(
+    ("truth", "cells", "why"),
+    [
+        ({"target": "y"}, "SECRET,0", "column 'y': is not a number; write it like -3.5"),
+        ({"target": "y"}, ",0", "column 'y': is not a number"),
+        ({"survival": ("y", "z")}, "4,SECRET", "column 'z': is not a number"),
+        ({"labels": ["z", "y"]}, "0,2", "column 'z': is neither 0 nor 1; correct it"),
+        ({"labels": ["z", "y"]}, "1.0,0", "column 'y': is neither 0 nor 1; correct it"),
+        ({"target": "w"}, "1,0", "has no column 'w'"),
+    ],
+)
+def test_what_is_wrong_with_other_truths_is_named_without_a_value(fault, truth, cells, why):
+    found = fault(f"age,bmi,y,z\n1,2,{cells}\n", label=None, **truth)
+    assert why in found
+    assert "SECRET" not in found
 
 
 def test_ids_categories_classes_and_constants(read):
@@ -198,6 +231,17 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
             "missing: age = '1'; give a number, or declare the column's categories"),
         ({"categories": {"age": ["f"]}, "missing": {"age": "m"}},
             "missing: age = 'm'; give one of its categories: f"),
+        ({"label": None}, "name what is true of a record: label, the column of its class, or one"),
+        ({"target": "z"}, "name what is true of a record"),
+        ({"label": None, "target": "z", "survival": ("t", "e")}, "name what is true of a record"),
+        ({"label": None, "labels": []}, "name what is true of a record"),
+        ({"label": None, "survival": ("t",)}, "Field required"),
+        ({"label": None, "survival": ("t", "t")}, "'t' is listed twice"),
+        ({"label": None, "labels": ["age"]}, "'age' is listed twice"),
+        ({"label": None, "target": "bmi"}, "'bmi' is listed twice"),
+        ({"label": None, "target": "z", "classes": ["a", "b"]},
+            "classes and class_names are of a label; leave them out, or name it"),
+        ({"label": None, "labels": ["z"], "class_names": ["a"]}, "are of a label"),
         ({"delimiter": ", "}, "match pattern"),
         ({"delimiter": '"'}, "match pattern"),
     ],

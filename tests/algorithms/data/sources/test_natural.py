@@ -29,6 +29,9 @@ def read(folder, name, **fields):
         ({"name": "har", "sources": ["31"]}, "'31' is not one of har"),
         ({"name": "har", "sources": ["3", "3"]}, "sources: one is listed twice"),
         ({"name": "har", "years": 3}, "years belongs to tcga-brca"),
+        ({"name": "har", "survival": True}, "survival belongs to tcga-brca without years"),
+        ({"name": "tcga-brca", "survival": True, "years": 3}, "survival belongs to tcga-brca with"),
+        ({"name": "tcga-brca", "survival": 1}, "valid boolean"),
         ({"name": "tcga-brca", "years": 0}, "greater than or equal to 1"),
     ],
 )

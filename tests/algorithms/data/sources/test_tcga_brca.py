@@ -43,6 +43,18 @@ def test_who_died_in_time_who_lived_and_who_is_left_out(folder):
     assert (later.ids, later.y.tolist()) == (("TCGA-AA-1", "TCGA-BB-4"), [1, 1])
 
 
+def test_without_years_all_patients_of_the_regions_are_there_with_time_and_event(folder):
+    unseen = ("TCGA-BB-6", 50, 0.0, 0.0)  # never seen again: no time
+    with (folder / "brca.csv").open("a", newline="") as file:
+        csv.writer(file).writerow([*unseen[:2], *([0, 1] * 19), *unseen[2:]])
+    data = read_brca(folder, None)
+    assert data.ids == ("TCGA-AA-1", "TCGA-AA-2", "TCGA-BB-3", "TCGA-BB-4")
+    assert data.y.tolist() == [[1095, 1], [1095, 0], [1096, 0], [3000, 1]]
+    assert (data.y.dtype, data.class_names) == (torch.float32, None)
+    assert data.sources == ("Europe", "Europe", "West", "West")
+    assert data.x.shape == (4, 1, 1, 39)
+
+
 def test_what_is_absent_or_unknown_is_named(folder):
     (folder / "centers.csv").write_text(CENTERS.replace("BB,", "DD,"))
     with refused(r"brca\.csv, record 3: centers\.csv has no region for its pid"):

@@ -18,6 +18,9 @@ from staddle.algorithms.methods.common.inner_steps import (
     stepped,
 )
 from staddle.algorithms.models.functional import BoundModule
+from staddle.algorithms.tasks.classification import Classification
+
+TASK = Classification()
 
 
 def at(*rows):
@@ -35,13 +38,19 @@ def test_losses_gradient_and_curvature_by_hand(form):
         parts = {
             name: BoundModule(parts[name], values) for name, values in values_of(parts).items()
         }
-    assert losses_at(parts, at(HALF, -HALF), *ONE).tolist() == pytest.approx([log(4 / 3)])
+    assert losses_at(TASK, parts, at(HALF, -HALF), *ONE).tolist() == pytest.approx([log(4 / 3)])
     two = torch.ones(2, 1), torch.tensor([0, 1])
-    assert losses_at(parts, at(HALF, -HALF), *two).tolist() == pytest.approx([log(4 / 3), log(4)])
-    assert rows_of(gradient_at(parts, at(HALF, -HALF), *ONE)) == pytest.approx([-1 / 4, 1 / 4])
+    assert losses_at(TASK, parts, at(HALF, -HALF), *two).tolist() == pytest.approx(
+        [log(4 / 3), log(4)]
+    )
+    assert rows_of(gradient_at(TASK, parts, at(HALF, -HALF), *ONE)) == pytest.approx(
+        [-1 / 4, 1 / 4]
+    )
     # the mean of -1/4, 3/4
-    assert rows_of(gradient_at(parts, at(HALF, -HALF), *two)) == pytest.approx([1 / 4, -1 / 4])
-    assert rows_of(curvature_at(parts, at(0.0, 0.0), at(3.0, 1.0), *ONE)) == pytest.approx(
+    assert rows_of(gradient_at(TASK, parts, at(HALF, -HALF), *two)) == pytest.approx(
+        [1 / 4, -1 / 4]
+    )
+    assert rows_of(curvature_at(TASK, parts, at(0.0, 0.0), at(3.0, 1.0), *ONE)) == pytest.approx(
         [1 / 2, -1 / 2]
     )
     assert rows_of(point_of(parts)) == [5, 6]
@@ -66,9 +75,11 @@ def normed():
 def test_gradients_change_no_running_statistics_and_losses_do():
     parts, (x, y) = normed(), (torch.randn(4, 1, 4, 4).double(), torch.tensor([0, 1, 2, 0]))
     buffers = parts["extractor"][1]
-    curvature_at(parts, (here := detached(point_of(parts))), gradient_at(parts, here, x, y), x, y)
+    curvature_at(
+        TASK, parts, (here := detached(point_of(parts))), gradient_at(TASK, parts, here, x, y), x, y
+    )
     assert buffers.running_mean.tolist() == [0, 0]
-    losses_at(parts, here, x, y)
+    losses_at(TASK, parts, here, x, y)
     assert buffers.num_batches_tracked.item() == 1
     assert buffers.running_mean.abs().min() > 0
 
@@ -76,21 +87,21 @@ def test_gradients_change_no_running_statistics_and_losses_do():
 def test_curvature_through_batch_norm_is_that_of_differences_for_silos_at_once_too():
     parts, (x, y) = normed(), (torch.randn(4, 1, 4, 4).double(), torch.tensor([0, 1, 2, 0]))
     here = detached(point_of(parts))
-    way = gradient_at(parts, here, x, y)
+    way = gradient_at(TASK, parts, here, x, y)
 
     def flat(point):
         return torch.cat([value.flatten() for of in point.values() for value in of.values()])
 
     ahead, back = (
-        flat(gradient_at(parts, stepped(here, way, -sign * 1e-5), x, y)) for sign in (1, -1)
+        flat(gradient_at(TASK, parts, stepped(here, way, -sign * 1e-5), x, y)) for sign in (1, -1)
     )
-    one = flat(curvature_at(parts, here, way, x, y))
+    one = flat(curvature_at(TASK, parts, here, way, x, y))
     assert torch.allclose(one, (ahead - back) / 2e-5, atol=1e-8)
 
     def of_silo(values, x):
         bound = {name: BoundModule(part, values[name]) for name, part in parts.items()}
         at = {name: {key: values[name][key] for key in here[name]} for name in here}
-        return curvature_at(bound, at, way, x, y)
+        return curvature_at(TASK, bound, at, way, x, y)
 
     stacked = {
         name: {k: torch.stack([v.detach()] * 2) for k, v in p.state_dict().items()}

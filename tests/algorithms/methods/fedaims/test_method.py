@@ -324,7 +324,7 @@ def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_sha
     one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
     right = [
         {
-            s: [(r.correct_delivered, r.correct_trained) for r in rs]
+            s: [(r.delivered.correct, r.trained.correct) for r in rs]
             for s, rs in each.history.items()
         }
         for each in (one, two)

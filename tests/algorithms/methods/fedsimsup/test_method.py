@@ -498,7 +498,7 @@ def test_all_silos_are_evaluated_and_who_trained_last_keeps_it(make, make_shards
     assert len({reports[0].round for reports in history.values()}) == 1  # the census
     assert [reports[-1].tested for reports in history.values()] == [12] * 5
     for silo in job.cohort(4):
-        assert history[silo][-1].correct_delivered == history[silo][-2].correct_trained
+        assert history[silo][-1].delivered.correct == history[silo][-2].trained.correct
 
 
 SHARES = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3}

@@ -4,7 +4,7 @@ Definitions are scikit-learn's. What a histogram of scores cannot say exactly co
 records of one bin could be in any order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma
 
-from .counting import CONFUSION, LARGEST_SCORE, MODELS, SCORES, Table
+from .counting import Table
 
 # No sum of counts comes near it, and a few million such cells still add up within 64 bits.
 MOST_COUNT = 2**40
+LARGEST_SCORE = 8.0  # a probability of 0.99966
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class CalibrationBin:
 def balanced_accuracy(by_class: Table) -> float:
     """The mean sensitivity of the classes that have records.
 
-    ``by_class`` as in counting.py, with at least one record.
+    ``by_class`` as in class_counting.py, with at least one record.
     """
     right, records = by_class[0], by_class[1]
     held = records > 0
@@ -125,6 +126,24 @@ def _precisions(
     return sums
 
 
+def concordance(risks: Table) -> Bounded | None:
+    """The concordance index from a table of risks [2, T + 1, bins] (risk_counting.py).
+
+    Of all pairs of a record with an event and one that was still without it in a later interval,
+    the share in which the first one has the higher risk (Harrell et al., 1982); one bin is a tie.
+    None where there is no such pair.
+    """
+    events, everyone = risks[1].astype(np.float64), risks.sum(0).astype(np.float64)
+    # By interval: the records of all later ones, and of these those of lower bins.
+    later = everyone[::-1].cumsum(0)[::-1] - everyone
+    below = later.cumsum(1) - later
+    pairs = float((events.sum(1) * later.sum(1)).sum())
+    if not pairs:
+        return None
+    won, tied = float((events * below).sum()), float((events * later).sum())
+    return Bounded((won + tied / 2) / pairs, won / pairs, (won + tied) / pairs)
+
+
 def calibration(scores: Table) -> tuple[CalibrationBin, ...]:
     """The calibration curve from one class's histogram [2, bins]: bins that have records."""
     bins = scores.shape[1]
@@ -163,64 +182,26 @@ def calibration_error(scores: Table) -> Bounded | None:
     return Bounded(value, least, most)
 
 
-def of_sums(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the sums of a round say of both models, as plain values; empty without test records.
-
-    ``sums`` are those of METRICS, and ``confusion.delivered`` and the like as nested lists or
-    arrays. No sums raise an error: those of a private job have noise, and single silos may have
-    counted wrongly. Shares stay within 0 and 1.
-    """
-    tested = sums.get("tested", 0)
-    if tested <= 0:
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    for model in MODELS:
-        said: dict[str, Any] = {"accuracy": _within(sums.get(f"correct.{model}", 0) / tested)}
-        if (confusion := sums.get(f"{CONFUSION}.{model}")) is not None:
-            said |= of_by_class(_by_class(_table(confusion, least=-MOST_COUNT)))
-        if (scores := sums.get(f"{SCORES}.{model}")) is not None:
-            # Noise leaves cells below zero.
-            said |= of_scores(_table(scores, least=0))
-        found[model] = said
-    return found
-
-
-def numbers(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """What ``of_sums`` says, without single classes, as ``balanced_accuracy.trained`` and so on.
-
-    Bounds are named as in ``auroc.trained.least``.
-    """
-    found: dict[str, float] = {}
-    for model, said in measures.items():
-        for name, value in said.items():
-            match value:
-                case float():
-                    found[f"{name}.{model}"] = value
-                case {"value": middle, "least": least, "most": most}:
-                    found[f"{name}.{model}"] = middle
-                    found[f"{name}.{model}.least"] = least
-                    found[f"{name}.{model}.most"] = most
-    return found
-
-
-def _table(cells: Any, least: int) -> Table:
-    table: Table = np.array(cells, dtype=np.int64).clip(least, MOST_COUNT)
+def clipped(cells: Any, *, signed: bool = False) -> Table:
+    """A table of sums, within what can be added up; below zero only where ``signed``."""
+    table: Table = np.array(cells, dtype=np.int64).clip(-MOST_COUNT if signed else 0, MOST_COUNT)
     return table
 
 
-def _within(share: float) -> float:
-    return min(max(share, 0.0), 1.0)
+def share(value: float) -> float:
+    """A share that noise may have moved, within 0 and 1."""
+    return min(max(value, 0.0), 1.0)
 
 
-def _by_class(confusion: Table) -> Table:
-    """The counts by class of a matrix, made consistent where noise leaves cells below zero.
+def of_confusion(confusion: Table) -> dict[str, Any]:
+    """``of_by_class`` of a matrix, made consistent where noise leaves cells below zero.
 
     Sums of cells come first: over many cells noise adds up to little.
     """
     records = confusion.sum(1).clip(min=0)
     right = confusion.diagonal().clip(min=0)
     right = np.minimum(right, records)
-    return np.stack([right, records, np.maximum(confusion.sum(0), right)])
+    return of_by_class(np.stack([right, records, np.maximum(confusion.sum(0), right)]))
 
 
 def of_by_class(by_class: Table) -> dict[str, Any]:
@@ -238,10 +219,31 @@ def of_by_class(by_class: Table) -> dict[str, Any]:
     }
 
 
+def of_labels(confusion: Table) -> dict[str, Any]:
+    """The same of labels that a record may have or not, from [L, 2, 2] (label_counting.py).
+
+    The majority baseline gives every record the labels that most records have.
+    """
+    everything = int(confusion.sum())
+    if not everything:
+        return {}
+    # Of each label both sides are classes, as in a classification of two. Noise may leave nothing.
+    sides = [_sides(own) for own in confusion if own.sum() > 0]
+    return {
+        "balanced_accuracy": float(np.mean(list(map(balanced_accuracy, sides)))),
+        "majority": int(confusion.sum(2).max(1).sum()) / everything,
+        "classes": [vars(of_classes(own)[1]) for own in sides],
+    }
+
+
+def _sides(confusion: Table) -> Table:
+    return np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)])
+
+
 def of_scores(scores: Table) -> dict[str, Any]:
     """AUROC, AUPRC and calibration error, each as the mean over the classes that have one.
 
-    ``scores`` [K, 2, bins] as in counting.py.
+    ``scores`` [K, 2, bins] as in class_counting.py.
     """
     measures = {"auroc": auroc, "auprc": auprc, "calibration_error": calibration_error}
     found = {}

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn import metrics as sk
 
-from staddle.algorithms.evaluation import measures
-from staddle.algorithms.evaluation.counting import Counting
+from staddle.algorithms.tasks import measures
+from staddle.algorithms.tasks.class_counting import ClassCounting
+from staddle.algorithms.tasks.counting import flattened
+
+TWO = ClassCounting(2)
 
 
 def silo(classes, seed, n=120, sure=2.0):
@@ -22,19 +25,19 @@ def silo(classes, seed, n=120, sure=2.0):
 
 
 def tally(counting, logits, labels):
-    marks = {name: [mark.numpy()] for name, mark in counting.marks(logits).items()}
+    marks = {name: [mark.numpy()] for name, mark in counting.marks(logits, labels).items()}
     return counting.count(marks, [labels.numpy()])
 
 
 @pytest.fixture(params=[2, 4], ids=["two", "four"])
 def pooled(request):
     """The tallies of three silos, summed, and all their records."""
-    counting = Counting(request.param, confusion=True, bins=64)
+    counting = ClassCounting(request.param, confusion=True, bins=64)
     silos = [silo(request.param, seed) for seed in range(3)]
     tallies = [tally(counting, *own) for own in silos]
     logits, labels = (torch.cat(column) for column in zip(*silos, strict=True))
     chances = torch.softmax(logits, 1).numpy()
-    sums = {name: sum(t.tables[name] for t in tallies) for name in ("confusion", "scores")}
+    sums = {name: sum(t.asked[name] for t in tallies) for name in ("confusion", "scores")}
     return counting, sums, sum(t.by_class for t in tallies), labels.numpy(), chances
 
 
@@ -145,23 +148,23 @@ def test_a_model_that_calls_all_patients_ill_shows_what_it_is():
         "confusion.delivered": [[0, 7], [0, 93]],
         "confusion.trained": [[0, 7], [0, 93]],
     }
-    found = measures.of_sums(sums)["trained"]
+    found = TWO.of_sums(sums)["trained"]
     assert (found["accuracy"], found["balanced_accuracy"], found["majority"]) == (0.93, 0.5, 0.93)
     healthy, ill = found["classes"]
     assert (healthy["sensitivity"], healthy["specificity"], healthy["precision"]) == (0, 1, None)
     assert (ill["sensitivity"], ill["specificity"], healthy["f1"]) == (1, 0, 0)
-    numbers = measures.numbers(measures.of_sums(sums))
+    numbers = flattened(TWO.of_sums(sums))
     assert numbers["balanced_accuracy.trained"] == 0.5
     assert "classes.trained" not in numbers
 
 
 def test_sums_without_records_say_nothing_and_noisy_ones_raise_nothing():
-    assert measures.of_sums({}) == {}
-    assert measures.of_sums({"tested": 0, "correct.trained": 0, "correct.delivered": 0}) == {}
+    assert TWO.of_sums({}) == {}
+    assert TWO.of_sums({"tested": 0, "correct.trained": 0, "correct.delivered": 0}) == {}
     noisy = {"tested": 3, "correct.delivered": 3, "correct.trained": 0}
     zeros = {f"confusion.{model}": [[0, 0], [0, 0]] for model in ("delivered", "trained")}
     scores = {f"scores.{model}": [[[0, 2], [0, 0]]] for model in ("delivered", "trained")}
-    found = measures.of_sums({**noisy, **zeros, **scores})
+    found = TWO.of_sums({**noisy, **zeros, **scores})
     assert "balanced_accuracy" not in found["trained"]
     assert "auroc" not in found["trained"]
     assert found["trained"]["calibration_error"]["most"] <= 1
@@ -182,14 +185,14 @@ def test_noise_of_many_cells_adds_up_to_little():
         noise = np.round(rng.normal(size=(10, 10)) * scale).astype(np.int64)
         total += np.eye(10, dtype=np.int64) * 38 + noise
     sums = {"tested": 3040, "correct.trained": 3040, "correct.delivered": 3040}
-    found = measures.of_sums({**sums, "confusion.trained": total.tolist()})["trained"]
+    found = ClassCounting(10).of_sums({**sums, "confusion.trained": total.tolist()})["trained"]
     assert found["balanced_accuracy"] > 0.6
     assert 0.05 < found["majority"] < 0.4
 
 
 def test_sums_of_counts_that_no_silos_have_stay_within_64_bits():
     table = [[2**62, 0, 0], [0, 2**62, 0], [0, 0, -1]]
-    found = measures.of_sums({"tested": 1, "confusion.trained": table})["trained"]
+    found = ClassCounting(3).of_sums({"tested": 1, "confusion.trained": table})["trained"]
     assert found["majority"] == 0.5
 
 
@@ -204,7 +207,7 @@ def test_no_sums_raise_an_error_or_say_what_is_no_share(data):
         sums[f"correct.{model}"] = data.draw(number)
         sums[f"confusion.{model}"] = cells(3, 3)
         sums[f"scores.{model}"] = cells(3, 2, 4)
-    found = measures.numbers(measures.of_sums(sums))
+    found = flattened(ClassCounting(3).of_sums(sums))
     assert all(0 <= value <= 1 for value in found.values())
     if sums["tested"] > 0:
         assert "accuracy.trained" in found

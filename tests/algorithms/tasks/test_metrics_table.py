@@ -6,15 +6,15 @@ from support.refusals import refused
 
 from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.fedavg import FedAvg
+from staddle.algorithms.tasks.table_counting import RIGHT
 
 BOTH = {"confusion": True, "score_bins": 4}
 
 
 def test_what_it_asks_for_crosses_in_every_round_before_the_counts(make_job):
     job = make_job("fedavg", metrics=BOTH)
-    assert [part.name for part in job.up(3)] == ["model", "confusion", "scores", METRICS.name]
+    assert [part.name for part in job.up(3)] == ["model", "confusion", "scores", RIGHT.name]
     assert job.up(4) == ()
     (phase, _) = job.document()["schema"]
     confusion, scores, _ = phase["up"][1:]
@@ -31,10 +31,15 @@ def test_what_it_asks_for_crosses_in_every_round_before_the_counts(make_job):
 @pytest.mark.parametrize(
     ("classes", "metrics", "why"),
     [
-        (3, {"score_bins": 1}, "score_bins = 1 tells no scores apart; write 64, or 0 for none"),
+        (3, {"score_bins": 1}, "_bins = 1 tells no scores apart; write 64, or 0 for none"),
+        (3, {"risk_bins": 1}, "_bins = 1 tells no scores apart; write 64, or 0 for none"),
         (257, {"confusion": True},
-            "metrics.confusion takes 66,049 numbers per model with 257 classes, at most 65,536"),
-        (200, {"score_bins": 200}, "metrics.score_bins takes 80,000 numbers per model with 200"),
+            r"metrics.confusion takes 66,049 numbers per model, \[257, 257\], at most 65,536"),
+        (200, {"score_bins": 200},
+            r"metrics.score_bins takes 80,000 numbers per model, \[200, 2, 200\], at most"),
+        (3, {"targets": True},
+            "metrics.targets does nothing where the task is classification; take it out"),
+        (3, {"risk_bins": 8}, "metrics.risk_bins does nothing where the task is classification"),
         (3, {"roc": True}, "roc"),
     ],
 )  # fmt: skip

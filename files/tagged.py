@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ...files.documents import Strict
+from .documents import Strict
 
 KindT = TypeVar("KindT", bound=Strict)
 

@@ -1,0 +1,88 @@
+"""One class per record: cross-entropy, and focal loss for classes that few records have."""
+
+from typing import Annotated, ClassVar, Literal
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ...files.documents import Real
+from .class_counting import ClassCounting
+from .metrics_table import MetricsTable
+from .task import Task, shape_fault
+
+Weight = Annotated[Real, Field(gt=0)]
+
+
+class Classification(Task):
+    """``kind = "classification"``, the task of a job that names none; y is [N] int64."""
+
+    by_class: ClassVar[bool] = True
+    outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
+    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins"})
+
+    kind: Literal["classification"] = "classification"
+    loss: Literal["cross-entropy", "focal"] = "cross-entropy"
+    gamma: Annotated[Real, Field(ge=0)] | None = None
+    """For focal: how much less records count that are right already; default: 2.
+
+    A record's loss is (1 - p)^gamma times its cross-entropy (Lin et al., ICCV 2017, Eq. 4), where p
+    is what the model gives its class.
+    """
+    label_smoothing: Annotated[Real, Field(ge=0, lt=1)] = 0.0
+    """Share of a record's label that is spread over all classes."""
+    class_weights: Annotated[tuple[Weight, ...], Field(max_length=100_000)] | None = None
+    """By class, what the loss of its records is multiplied with; default: 1."""
+
+    @pydantic.model_validator(mode="after")
+    def _no_idle_key(self) -> "Classification":
+        if self.gamma is not None and self.loss != "focal":
+            raise ValueError('gamma does nothing without loss = "focal"; take it out')
+        if self.label_smoothing and self.loss == "focal":
+            raise ValueError("label_smoothing does nothing with a focal loss; take it out")
+        return self
+
+    def fault(self, outputs: int) -> str:
+        """Weights that are not one per class."""
+        if self.class_weights is not None and len(self.class_weights) != outputs:
+            return (
+                f"task.class_weights has {len(self.class_weights)} numbers for {outputs} classes;"
+                " give one a class"
+            )
+        return ""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy or focal loss; outputs are logits [B, C]."""
+        losses = nn.functional.cross_entropy(
+            outputs, y, reduction="none", label_smoothing=self.label_smoothing
+        )
+        if self.loss == "focal":
+            gamma = 2.0 if self.gamma is None else self.gamma
+            # p from the loss itself; 1 - p by expm1, since its digits are lost near p = 1.
+            losses = (-torch.expm1(-losses)) ** gamma * losses
+        if self.class_weights is not None:
+            losses = losses * outputs.new_tensor(self.class_weights)[y]
+        return losses
+
+    def records_fault(self, y: Tensor, outputs: int) -> str:
+        """A label that is no class, or y that are no labels."""
+        if fault := shape_fault(y, torch.int64, (), "a class number per record"):
+            return fault
+        outside = y[(y < 0) | (y >= outputs)]
+        if not len(outside):
+            return ""
+        label = int(outside[0])
+        return (
+            f"label {label} in {int((outside == label).sum())} of {len(y)} records, the job's model"
+            f" knows classes 0 to {outputs - 1}; number the classes from 0, or correct"
+            " model.classes"
+        )
+
+    def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> ClassCounting:
+        """Counts by class."""
+        return ClassCounting(outputs, metrics.confusion, metrics.score_bins, noised)
+
+    def histogram(self, y: Tensor, outputs: int) -> Tensor:
+        """Records by class."""
+        return torch.bincount(y, minlength=outputs)

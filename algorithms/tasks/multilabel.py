@@ -1,0 +1,60 @@
+"""Several labels per record, each there or not, such as findings in an image."""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ...files.documents import Real
+from .label_counting import LabelCounting
+from .metrics_table import MetricsTable
+from .task import Task, first, shape_fault
+
+Weight = Annotated[Real, Field(gt=0)]
+
+
+class Multilabel(Task):
+    """``kind = "multilabel"``; y is [N, classes] int64 of 0 and 1."""
+
+    outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
+    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins"})
+
+    kind: Literal["multilabel"] = "multilabel"
+    positive_weights: Annotated[tuple[Weight, ...], Field(max_length=100_000)] | None = None
+    """By label, what the loss of records that have it is multiplied with; default: 1."""
+
+    def fault(self, outputs: int) -> str:
+        """Weights that are not one per label."""
+        if self.positive_weights is not None and len(self.positive_weights) != outputs:
+            return (
+                f"task.positive_weights has {len(self.positive_weights)} numbers for {outputs}"
+                " labels; give one a label"
+            )
+        return ""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy, the mean over the labels; outputs are logits [B, L]."""
+        weights = None
+        if self.positive_weights is not None:
+            weights = outputs.new_tensor(self.positive_weights)
+        return nn.functional.binary_cross_entropy_with_logits(
+            outputs, y.to(outputs.dtype), reduction="none", pos_weight=weights
+        ).mean(1)
+
+    def strata(self, y: Tensor) -> Tensor:
+        """The first label that a record has, from 1 on; 0 for none."""
+        return torch.where(y.any(1), y.argmax(1) + 1, 0)
+
+    def records_fault(self, y: Tensor, outputs: int) -> str:
+        """No labels, or labels other than 0 and 1."""
+        if fault := shape_fault(y, torch.int64, (outputs,), "0 or 1 per label"):
+            return fault
+        wrong = (y != 0) & (y != 1)
+        if wrong.any():
+            return f"record {first(wrong)} has a label that is neither 0 nor 1; correct it"
+        return ""
+
+    def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> LabelCounting:
+        """Counts by label."""
+        return LabelCounting(outputs, metrics.confusion, metrics.score_bins, noised)

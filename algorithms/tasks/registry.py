@@ -1,0 +1,49 @@
+"""The tasks that a job may name: those of this table, and those of installed packages.
+
+A package of another project names its task as an entry point of group ``staddle.tasks``, whose
+value is a subclass of ``Task``; the [task] table's ``kind`` is the entry point's name.
+"""
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import PlainValidator, SerializeAsAny
+
+from ...errors import LocalError
+from ...files import packages
+from ...files.tagged import of_kind
+from .classification import Classification
+from .multilabel import Multilabel
+from .regression import Regression
+from .survival import DiscreteSurvival
+from .task import Task
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "multilabel": Multilabel,
+    "regression": Regression,
+    "survival": DiscreteSurvival,
+}
+
+
+def _of_its_kind(value: Any) -> Task:
+    match value:
+        case Task():
+            return value
+        case {"kind": str(kind)} if kind in packages.names(packages.TASKS) and kind not in TASKS:
+            return _foreign(kind).model_validate(value)
+        case _:
+            return of_kind(value, TASKS)
+
+
+def _foreign(kind: str) -> type[Task]:
+    try:
+        found, where = packages.load(packages.TASKS, kind, f"task {kind!r}")
+    # As pydantic tells what is wrong with a file.
+    except LocalError as error:
+        raise ValueError(str(error)) from error
+    if isinstance(found, type) and issubclass(found, Task):
+        return found
+    raise ValueError(f"{where}, is no subclass of Task; correct the entry point")
+
+
+TaskTable: TypeAlias = Annotated[SerializeAsAny[Task], PlainValidator(_of_its_kind)]

@@ -1,0 +1,93 @@
+"""The task contract: what is true of a record, the loss of an answer, and what evaluation counts.
+
+A task is one class, whose fields are the keys of a job's [task] table besides ``kind``. Methods
+never look at what is true of a record: they ask the task for losses. Those that need classes say so
+(``Method.needs_classes``).
+"""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ...files.documents import Strict
+from .counting import Counting
+from .metrics_table import MetricsTable
+
+
+class Task(Strict):
+    """Base of all tasks; ``outputs`` is how many numbers the model gives for a record."""
+
+    # every task declares its own Literal; a field here would come first in errors
+    if TYPE_CHECKING:
+        kind: str
+
+    version: ClassVar[int] = 1
+    """Raised when losses or counts change: it enters the job's method digest."""
+    by_class: ClassVar[bool] = False
+    """True if what is true of a record is one of the model's classes, [N] int64."""
+    outputs_key: ClassVar[Literal["classes", "outputs"]] = "outputs"
+    """The key of [model] that says how many outputs there are; classes can have names."""
+    own_metrics: ClassVar[frozenset[str]] = frozenset()
+    """Keys of [metrics] that add something in this task."""
+
+    def fault(self, outputs: int) -> str:
+        """Why a model with so many outputs cannot do this task; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Losses [B] of the model's outputs [B, outputs]; y [B, …] is what is true.
+
+        It can run under ``torch.vmap``, and treats each record by itself.
+        """
+
+    @abstractmethod
+    def records_fault(self, y: Tensor, outputs: int) -> str:
+        """Why these records cannot be what the task is about; empty if they can.
+
+        It shows at most one record's number, and no value.
+        """
+
+    def range_fault(self, y: Tensor) -> str:
+        """Why too much of what is true of the records is outside what a job declares.
+
+        It shows no value of a record. In private jobs it is not asked.
+        """
+        return ""
+
+    @abstractmethod
+    def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> Counting:
+        """What evaluation counts; the numbers of a private job are ``noised``."""
+
+    def strata(self, y: Tensor) -> Tensor:
+        """By record, the number of what a partition by label deals out alike, [N] int64."""
+        return y
+
+    def cells(self, outputs: int) -> int:
+        """Numbers of ``histogram``: the classes, or 1."""
+        return outputs if self.by_class else 1
+
+    def histogram(self, y: Tensor, outputs: int) -> Tensor:
+        """Records by class, [classes] int64; in tasks without classes all records, [1]."""
+        return torch.tensor([len(y)])
+
+
+def first(wrong: Tensor) -> int:
+    """The number of the first record that is ``wrong`` [N, …]."""
+    return int(torch.nonzero(wrong.reshape(len(wrong), -1).any(1))[0])
+
+
+def shape_fault(y: Tensor, dtype: torch.dtype, shape: tuple[int, ...], what: str) -> str:
+    """Why y is not of this dtype and shape [N, …]; empty if it is."""
+    found = tuple(y.shape[1:])
+    if y.dtype == dtype and found == shape:
+        return ""
+    wanted = named_array(dtype, shape)
+    return f"y is {named_array(y.dtype, found)}, the job's task takes {wanted}: {what}"
+
+
+def named_array(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """Dtype and shape of an array with a row per record, such as float32 [N, 2]."""
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, ('N', *shape)))}]"

@@ -1,0 +1,65 @@
+"""Data sets of installed packages: read as they are, and what is wrong with them is told."""
+
+import pytest
+import torch
+from support.refusals import refused
+
+from staddle.algorithms.data.registry import KINDS
+from staddle.algorithms.data.sources.installed import Installed
+
+
+def table(name, **fields):
+    return Installed(kind="package", name=name, **fields)
+
+
+def test_records_are_those_of_the_package():
+    assert KINDS["package"] is Installed
+    data = table("waves", options={"count": 100, "shift": 0.5}).load(None)
+    assert (tuple(data.x.shape), tuple(data.y.shape)) == ((100, 1, 1, 6), (100,))
+    assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.float32)
+    assert data.ids[:2] == ("wave 0", "wave 1")
+    assert data.class_names is None
+    wanted = torch.sin(torch.arange(6.0) * 71 / 7 + 0.5)
+    assert torch.equal(data.x[70, 0, 0], wanted)
+    assert data.y[70] == wanted.sum() + 20
+
+
+def test_workers_read_the_same_in_the_same_order():
+    one, other = (table("waves", workers=workers).read() for workers in (0, 2))
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.y, other.y)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("unequal", r"x of record 7 is \[1, 1, 5\], that of the first \[1, 1, 6\]"),
+        ("bare", "record 0 is no pair of a tensor and a target"),
+        ("doubles", r"record 0 is torch\.float64; give float32"),
+        ("one", "1 records; at least 2 are needed"),
+        ("failing", "fails: no such scanner; correct the data set"),
+        ("gone", r"data set 'gone'"),
+    ],
+)
+def test_what_is_no_data_set_is_told(name, why):
+    with refused(why):
+        table(name).read()
+
+
+def test_more_than_fits_the_memory_is_not_read(monkeypatch):
+    monkeypatch.setattr("staddle.files.file_bounds.available_memory", lambda: 2000)
+    with refused("the 40 records of waves would take 2,240 bytes of memory, 2,000 are available"):
+        table("waves").read()
+
+
+def test_options_and_paths(tmp_path):
+    with refused("unexpected keyword argument 'colour'; correct the data set, or data.options"):
+        table("waves", options={"colour": "red"}).read()
+    with pytest.raises(ValueError, match="name one of them, or none"):
+        table("waves", file=tmp_path / "a", folder=tmp_path)
+    assert table("waves").below(tmp_path).path is None
+    moved = Installed(kind="package", name="waves", folder="scans").below(tmp_path)
+    assert moved.path == tmp_path / "scans"
+    with refused("no such folder"):
+        moved.check_present()
+    table("waves").check_present()

@@ -1,0 +1,116 @@
+"""Methods on tasks other than classification: which can, that they learn, both engines alike."""
+
+import pytest
+import torch
+from support.other_tasks import MODELS, TASKS, document, shards
+from support.refusals import refused
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.security.blind.plan import simulated
+
+ANY = [name for name, method in METHODS.items() if not method.needs_classes]
+OPTIONS = {
+    "fedala": {"start_epochs": 1},
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+    "cfl": {"sketch": 64},
+    "per-fedavg": {"alpha": 0.05},
+    "pfedme": {"steps": 2},
+}
+BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
+
+
+def make(kind, method, **fields):
+    whole = document(kind, method={"name": method, "options": OPTIONS.get(method, {})}, **fields)
+    if method == "fedbn":
+        whole["model"]["norm"] = "group"
+        whole["rounds"] = 8
+    return Job.from_file(JobFile.model_validate(whole), "test")
+
+
+def test_nineteen_methods_run_any_task():
+    assert len(ANY) == 19
+    assert {"fedavg", "fedper", "pfedsim", "ditto", "local"} <= set(ANY)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(ANY)))
+def test_methods_that_need_classes_say_so(method):
+    job = make("regression", method, silos=list("abcdef"))
+    does = METHODS[method].needs_classes
+    with refused(f"method {method!r} {does}, and the task is regression; methods for any task: "):
+        job.document()
+
+
+def learnt(kind, first, last):
+    """How much better than one answer for all records, or than the initial model."""
+    if kind == "survival":  # few records have few pairs to put in order
+        return first.said()["loss"] - last.said()["loss"]
+    return last.baseline - last.score if kind == "regression" else last.score - last.baseline
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("method", ANY)
+def test_methods_learn_and_the_engines_agree(kind, method):
+    job = make(kind, method)
+    data = shards(kind)
+    serial = simulate(job, data)
+    product = job.method().product
+    gains = [
+        learnt(kind, own[0].delivered, getattr(own[-1], product)) for own in serial.history.values()
+    ]
+    assert sum(gains) > 0
+
+    records = {silo: Records(*sides) for silo, sides in data.items()}
+    stacked = Simulation(job, Stacked(job, records))
+    sums = []
+    while stacked.round < job.length:
+        sums.append(stacked.step().metrics)
+    stacked.finish(stacked.look())
+    for silo in job.silos:
+        one, other = serial.states[silo].flat, stacked.states[silo].flat
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-4)
+    # Records on the edge of a bin may fall on either side.
+    for mine, theirs in zip(serial.metrics, sums, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert mine["tested"] == theirs["tested"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_blind_job_has_the_same_sums(kind):
+    job = make(kind, "fedavg", security=BLIND)
+    data = shards(kind)
+    plain, blind = (
+        simulate(make(kind, "fedavg"), data),
+        simulate(job, data, exchanges=simulated(job)),
+    )
+    for mine, theirs in zip(plain.metrics, blind.metrics, strict=True):
+        for name, total in mine.items():
+            if name.endswith(".delivered") and total.ndim == 0 and kind == "regression":
+                # Models differ in their last bits.
+                assert theirs[name] / total == pytest.approx(1, rel=1e-3)
+        assert mine["tested"] == theirs["tested"]
+    first = [own.metrics[0] for own in (plain, blind)]
+    delivered = [name for name in first[0] if name.endswith("delivered")]
+    assert delivered
+    for name in delivered:  # of the initial model, which is the same
+        assert torch.equal(first[0][name], first[1][name])
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_models_and_metrics_that_do_not_go_with_the_task_are_told(kind):
+    wrong = {"classes": 3} if "outputs" in MODELS[kind] else {"outputs": 3}
+    has, lacks = next(iter(MODELS[kind])), next(iter(wrong))
+    whole = document(kind)
+    model = {key: value for key, value in whole["model"].items() if key != has} | wrong
+    with pytest.raises(ValueError, match=f"the task is {kind}, so the model has {has}; write"):
+        JobFile.model_validate({**whole, "model": model})
+    idle = {"confusion": True} if lacks == "classes" else {"targets": True}
+    with pytest.raises(ValueError, match=f"does nothing where the task is {kind}; take it out"):
+        JobFile.model_validate({**whole, "metrics": idle})

@@ -1,0 +1,105 @@
+"""Tasks of the table and of installed packages, in a job and its document."""
+
+import sys
+
+import pytest
+from support.other_tasks import document, shards
+from support.refusals import refused
+
+from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.evaluated import evaluated, evaluation_of, form_of
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.files.documents import canonical_json, parse_json
+
+QUANTILE = {"kind": "quantile", "range": [0.0, 40.0], "unit": "days", "level": 0.8}
+
+
+def make(**fields):
+    return Job.from_file(JobFile.model_validate(document("regression", **fields)), "test")
+
+
+def read(document, allowed=()):
+    wire = parse_json(canonical_json(document), "wire")
+    return Job.from_document(wire, "wire", allowed)
+
+
+def test_a_job_that_names_no_task_classifies():
+    whole = document("regression", model={"name": "mlp", "input": [1, 1, 6], "classes": 2})
+    for key in ("task", "metrics"):
+        del whole[key]
+    job = Job.from_file(JobFile.model_validate(whole), "test")
+    assert job.document()["task"] == {
+        "kind": "classification",
+        "loss": "cross-entropy",
+        "gamma": None,
+        "label_smoothing": "0.0",
+        "class_weights": None,
+    }
+    assert read(job.document()) == job
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel", "survival"])
+def test_documents_are_read_back(kind):
+    job = Job.from_file(JobFile.model_validate(document(kind)), "test")
+    assert read(job.document()) == job
+    known = evaluated(evaluation_of(job.document()))
+    assert known.counting == job.counting
+    other = {**job.document(), "task": {**job.document()["task"], "kind": "regresion"}}
+    with refused("no such kind|runs code of|unknown task"):
+        read(other)
+
+
+def test_another_loss_is_another_digest():
+    task = {"kind": "regression", "range": [0.0, 40.0], "unit": "days"}
+    one, other = make(task=task).document(), make(task={**task, "loss": "mae"}).document()
+    assert one["method_digest"] != other["method_digest"]
+
+
+def test_a_task_of_a_package_is_in_the_document_with_its_digest():
+    job = make(task=QUANTILE)
+    found = job.document()
+    (package,) = found["packages"]
+    assert (package["name"], package["version"]) == ("other-tasks", "0.1")
+    assert read(found, ["other-tasks"]) == job
+    sys.modules.pop("other_tasks", None)
+    with refused("runs code of the installed package other-tasks, which may not run here"):
+        read(found)
+    # Readers of sums do not import it; whoever runs a simulation does.
+    assert evaluated(evaluation_of(found)) is None
+    assert "other_tasks" not in sys.modules
+    assert form_of(found).key == "mae"
+
+
+def test_a_task_of_a_package_learns_counts_and_runs_in_both_engines():
+    job, data = make(task=QUANTILE, rounds=8), shards("regression")
+    found = simulate(job, data)
+    covered = [own[-1].delivered.said()["coverage"] for own in found.history.values()]
+    assert 0.55 < sum(covered) / 4 < 1
+    median = simulate(make(rounds=8), data)
+    assert found.metrics[-1]["covered.trained"] > 0
+    assert "covered.trained" not in median.metrics[-1]
+    stacked = Simulation(job, Stacked(job, {s: Records(*sides) for s, sides in data.items()}))
+    first = stacked.step().metrics
+    assert first.keys() == found.metrics[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("number", "is no subclass of Task; correct the entry point"),
+        ("gone", "cannot be imported: module .other_tasks. has no attribute"),
+        ("regresion", "did you mean 'regression'"),
+        (3, "no such kind"),
+    ],
+)
+def test_what_is_no_task_is_told(kind, why):
+    with pytest.raises(ValueError, match=why):
+        JobFile.model_validate(document("regression", task={**QUANTILE, "kind": kind}))
+
+
+def test_names_of_the_table_are_taken():
+    job = make()
+    assert type(job.task).__module__ == "staddle.algorithms.tasks.regression"
+    assert job.packages == ()
