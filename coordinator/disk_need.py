@@ -81,7 +81,7 @@ def room(job: Job) -> Room:
     # Parts and words may be largest in different phases; the sum is still an upper bound.
     files = _largest([*summed, *once]) + max(map(words_bytes, phases))
     # Tables of test counts stay, round by round.
-    counts = job.length * _largest(filter(_has_tables, job.counting.parts()))
+    counts = job.length * _largest(filter(_has_tables, job.counted_parts))
     versions = _versions_kept(job, waits)
     # In a keyed job rows wait as what they are made of, which counts among the versions.
     mail = 0 if job.keyed else _largest(waits)

@@ -90,7 +90,10 @@ def _last(database: Database, job: str, folder: Path) -> LastRound | None:
             metrics[name] = table.tolist()
     evaluation = database.evaluation(job)
     found, noisy = LastRound(number, tuple(members), metrics), evaluation["noised"]
-    known = evaluated(evaluation)
+    known = None
+    # A job of another release has its sums alone.
+    with suppress(LocalError):
+        known = evaluated(evaluation)
     if known is None:
         return replace(found, noisy=noisy)
     counting = known.counting

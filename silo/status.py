@@ -11,6 +11,7 @@ from typing import Any
 from ..algorithms.job.foreign_code import Allowed, runs_others_code
 from ..algorithms.job.job import Job
 from ..algorithms.tasks.counting import ScoreForm
+from ..algorithms.tasks.registry import guard
 from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
 from ..security.ledger.audit import LEDGER, AuditResult, verify
@@ -104,7 +105,8 @@ def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
         job = Job.from_document(document, str(path), _allowed(document, config))
         # A finished job is over even if this silo missed its last rounds.
         done = job.length if folder.finished else folder.rounds_done
-        counts = _score(folder.report(), job)
+        with guard(job.task):
+            counts = _score(folder.report(), job)
     # One damaged job does not hide the others.
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))

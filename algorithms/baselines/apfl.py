@@ -153,7 +153,7 @@ class APFL(FedAvg):
         return replace(state, parts={**state.parts, MIXTURE: {"alpha": after}})
 
     def both(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Cross-entropy [B] of w and of v̄, added.
+        """The task's loss [B] of w and of v̄, added.
 
         Its gradient by w is that of (2), its gradient by v that of (3).
         """

@@ -107,5 +107,5 @@ class Ditto(FedAvg):
         return Effort(epochs=2 * self.setting.epochs)
 
     def common(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Cross-entropy [B] of w."""
+        """The task's loss [B] of w."""
         return self.setting.task.losses(logits(parts, x), y)

@@ -162,7 +162,7 @@ class FedALA(Method):
         return (weights, Change(self.mix), local)  # (3)
 
     def mixture_loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Cross-entropy [B] of Θ̂_i."""
+        """The task's loss [B] of Θ̂_i."""
         # Mixed inside the loss, so that it can be differentiated by W_i.
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)

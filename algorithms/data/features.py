@@ -234,7 +234,8 @@ def out_of_range(features: Sequence[Feature], x: Tensor, share: float) -> list[s
     ranges = {feature.name: feature for feature in features}
     faults = []
     for name, records in outside(features, x).items():
-        if records > share * len(x):
+        # Never by a single record: an operator could find it by the ranges of several jobs.
+        if records > max(share * len(x), 1):
             feature = ranges[name]
             unit = f" {feature.unit}" if feature.unit else ""
             faults.append(

@@ -223,7 +223,7 @@ class SimulationResult:
 
         In a classification it is the share of the silo's test records that are right.
         """
-        return {silo: reports[-1].score(product) for silo, reports in self.history.items()}
+        return {silo: getattr(reports[-1], product).score for silo, reports in self.history.items()}
 
 
 def simulate(

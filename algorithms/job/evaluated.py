@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import LocalError
 from ..tasks.counting import Counting, ScoreForm
-from ..tasks.metrics_table import MetricsTable
+from ..tasks.metrics_table import MetricsTable, size_fault
 from ..tasks.registry import TASKS, TaskTable
 
 EVALUATION = ("task", "model", "metrics", "privacy")  # tables of a job that say what is counted
@@ -43,7 +43,9 @@ class _Evaluation(pydantic.BaseModel):
 def evaluation_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a job's document that ``evaluated`` reads."""
     # Documents of earlier releases lack some of these.
-    model = document.get("model", {})
+    model = document.get("model")
+    if not isinstance(model, Mapping):
+        model = {}
     return {
         "task": document.get("task", {"kind": "classification"}),
         "model": {key: model[key] for key in MODEL_KEYS if model.get(key) is not None},
@@ -55,7 +57,7 @@ def evaluation_of(document: Mapping[str, Any]) -> dict[str, Any]:
 def evaluated(evaluation: object) -> Evaluated | None:
     """How to read a job's sums, from its ``evaluation_of``.
 
-    None for the task of an installed package, whose code is not imported to read sums. ValueError
+    None for the task of an installed package, whose code is not imported to read sums. LocalError
     for anything else that is no such object.
     """
     match evaluation:
@@ -69,18 +71,19 @@ def form_of(document: Mapping[str, Any]) -> ScoreForm:
 
     LocalError for a document that does not say so.
     """
-    try:
-        return _read(evaluation_of(document)).counting.score
-    except ValueError as error:
-        raise LocalError(f"the job does not say what is evaluated: {error}") from error
+    return _read(evaluation_of(document)).counting.score
 
 
 def _read(evaluation: object) -> Evaluated:
-    read = _Evaluation.model_validate(evaluation)
-    outputs = read.model.classes or read.model.outputs
-    if fault := read.task.fault(outputs):
-        raise ValueError(fault)
-    names = read.model.class_names or ()
+    try:
+        read = _Evaluation.model_validate(evaluation)
+    except ValueError as error:
+        raise LocalError(f"the job does not say what is evaluated: {error}") from error
+    outputs, names = read.model.classes or read.model.outputs, read.model.class_names or ()
+    counting = read.task.counting(outputs, read.metrics, noised=read.noised)
+    faults = [read.task.fault(outputs), size_fault(counting)]
     if names and len(names) != outputs:
-        raise ValueError(f"{len(names)} names for {outputs} classes")
-    return Evaluated(read.task.counting(outputs, read.metrics, noised=read.noised), names)
+        faults.append(f"{len(names)} names for {outputs} classes")
+    for fault in filter(None, faults):
+        raise LocalError(f"the job does not say what is evaluated: {fault}")
+    return Evaluated(counting, names)

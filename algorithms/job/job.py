@@ -68,7 +68,7 @@ from ..numerics.streams import raw, stream
 from ..tasks.classification import Classification
 from ..tasks.counting import Counting
 from ..tasks.metrics_table import MetricsTable, size_fault
-from ..tasks.registry import TaskTable
+from ..tasks.registry import TASKS, TaskTable, guard
 from ..tasks.task import Task
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
@@ -192,6 +192,7 @@ class JobFile(JobSettings):
             )
         if self.privacy is not None:
             self._check_private_model()
+            self._check_private_task(self.privacy)
         return self
 
     @property
@@ -210,6 +211,15 @@ class JobFile(JobSettings):
         if idle := sorted(self.metrics.asked - self.task.own_metrics):
             return f"metrics.{idle[0]} does nothing where the task is {kind}; take it out"
         return self.task.fault(self.model.width)
+
+    def _check_private_task(self, privacy: PrivacyTable) -> None:
+        # What one record adds to its sums is what its own code says.
+        if privacy.metrics_sigma is not None and self.task.kind not in TASKS:
+            raise ValueError(
+                f"privacy.metrics_sigma with the task {self.task.kind!r} of an installed package:"
+                " nobody checks how much one record changes its sums; leave metrics_sigma out, and"
+                " they stay at the silos"
+            )
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -494,7 +504,7 @@ class Job:
     def _schema(self) -> list[dict[str, Any]]:
         where = f"job {self.name!r} ({self.method_name} on {self.model.name})"
         try:
-            self._check_task()
+            self.check_task()
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
@@ -503,10 +513,10 @@ class Job:
             raise LocalError(f"{where}: {fault}")
         return schema
 
-    def _check_task(self) -> None:
+    def check_task(self) -> None:
         """LocalError where the method needs classes, and the task has none."""
         does = method_class(self.method_name, self.name).needs_classes
-        if does and not self.task.by_class:
+        if does and not self.task.has_classes:
             able = [name for name, method in METHODS.items() if not method.needs_classes]
             raise LocalError(
                 f"method {self.method_name!r} {does}, and the task is {self.task.kind}; methods for"
@@ -570,6 +580,7 @@ class Job:
             other = replace(short, method_name=name, method_options=method_options(name, {}))
             # A method that cannot work with this model is not suggested.
             with suppress(LocalError):
+                other.check_task()
                 schema = phases(other.length, other.up, other.down)
                 if not any(unblind(schema)):
                     found.append(name)
@@ -722,12 +733,18 @@ class Job:
         self._check_round(round_)
         if round_ == self.length:
             return ()
-        return (*map(self._crossing, self._method.up(round_)), *self.counting.parts())
+        return (*map(self._crossing, self._method.up(round_)), *self.counted_parts)
 
     @cached_property
     def counting(self) -> Counting:
         """What evaluation counts of each model."""
         return self.task.counting(self.model.width, self.metrics, noised=self.privacy is not None)
+
+    @cached_property
+    def counted_parts(self) -> tuple[Part, ...]:
+        """The parts of evaluation; a task's own code is asked once, where the job is read."""
+        with guard(self.task):
+            return tuple(self.counting.parts())
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.

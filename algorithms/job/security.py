@@ -39,6 +39,7 @@ from pydantic import Field, model_validator
 from ...files.documents import Strict
 from ..exchange.parts import DISCLOSED, Kind
 from ..tasks.counting import METRICS
+from ..tasks.table_counting import RIGHT
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
@@ -189,12 +190,18 @@ def exchanges(schema: Schema) -> set[str]:
 
 
 def by_method(schema: Schema) -> Iterator[SchemaPart]:
-    """The method's uploads, and tables of test counts: all but METRICS.
+    """The method's uploads, and sums over test records: all but how many are right.
 
-    Like a method's sums of classes, such tables hardly change from round to round, so the rules for
-    these hold for them, too.
+    Like a method's sums of classes, such sums hardly change from round to round, or say as much
+    where a constant model is delivered, such as errors of a regression. So the rules for these hold
+    for them, too.
     """
-    return (part for part in uploaded(schema) if part["name"] != METRICS)
+    return (part for part in uploaded(schema) if not _counts_right(part))
+
+
+def _counts_right(part: SchemaPart) -> bool:
+    names = [tensor["name"] for tensor in part["tensors"]]
+    return part["name"] == METRICS and names == [spec.name for spec in RIGHT.tensors]
 
 
 def is_summed(part: SchemaPart) -> bool:

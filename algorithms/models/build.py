@@ -230,10 +230,11 @@ class ModelOptions(Strict):
 
     @pydantic.model_validator(mode="after")
     def _named(self) -> "ModelOptions":
-        # Without classes there is none to name.
-        if self.class_names is not None and (
-            fault := names_fault(self.class_names, self.classes or 0)
-        ):
+        if self.class_names is None:
+            return self
+        if self.classes is None:
+            raise ValueError("class_names of a model without classes; leave them out")
+        if fault := names_fault(self.class_names, self.classes):
             raise ValueError(fault)
         return self
 

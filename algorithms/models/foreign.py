@@ -410,7 +410,7 @@ def _check_outputs(wanted: Foreign, expected: Tensor, features: Tensor, found: T
     if tuple(expected.shape) != (2, wanted.outputs):
         raise LocalError(
             f"{wanted.where} makes {list(expected.shape)} of two records, and the job has"
-            f" {wanted.outputs} classes; it has to return [2, {wanted.outputs}]"
+            f" {wanted.outputs} outputs; it has to return [2, {wanted.outputs}]"
         )
     if features.ndim != 2:
         raise LocalError(

@@ -22,7 +22,6 @@ from .counting import Marks, Said, ScoreForm, Table, joined
 from .measures import balanced_accuracy, of_by_class, of_confusion, of_scores
 from .table_counting import (
     CONFUSION,
-    RIGHT,  # noqa: F401 - temporary
     SCORES,
     Shape,
     TableCounting,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...files.documents import Real
 from .class_counting import ClassCounting
 from .metrics_table import MetricsTable
-from .task import Task, shape_fault
+from .task import Task, shape_fault, weights_fault
 
 Weight = Annotated[Real, Field(gt=0)]
 
@@ -18,7 +18,7 @@ Weight = Annotated[Real, Field(gt=0)]
 class Classification(Task):
     """``kind = "classification"``, the task of a job that names none; y is [N] int64."""
 
-    by_class: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
     own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins"})
 
@@ -45,12 +45,7 @@ class Classification(Task):
 
     def fault(self, outputs: int) -> str:
         """Weights that are not one per class."""
-        if self.class_weights is not None and len(self.class_weights) != outputs:
-            return (
-                f"task.class_weights has {len(self.class_weights)} numbers for {outputs} classes;"
-                " give one a class"
-            )
-        return ""
+        return weights_fault("class_weights", self.class_weights, outputs)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy or focal loss; outputs are logits [B, C]."""
@@ -59,15 +54,19 @@ class Classification(Task):
         )
         if self.loss == "focal":
             gamma = 2.0 if self.gamma is None else self.gamma
-            # p from the loss itself; 1 - p by expm1, since its digits are lost near p = 1.
-            losses = (-torch.expm1(-losses)) ** gamma * losses
+            # p from the loss itself; 1 - p by expm1, since its digits are lost near p = 1. At 0 a
+            # root would have no gradient.
+            wrong = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
+            losses = wrong**gamma * losses
         if self.class_weights is not None:
             losses = losses * outputs.new_tensor(self.class_weights)[y]
         return losses
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """A label that is no class, or y that are no labels."""
-        if fault := shape_fault(y, torch.int64, (), "a class number per record"):
+        if fault := shape_fault(
+            y, torch.int64, (), "a class number per record (data.label of a CSV table)"
+        ):
             return fault
         outside = y[(y < 0) | (y >= outputs)]
         if not len(outside):
@@ -75,14 +74,10 @@ class Classification(Task):
         label = int(outside[0])
         return (
             f"label {label} in {int((outside == label).sum())} of {len(y)} records, the job's model"
-            f" knows classes 0 to {outputs - 1}; number the classes from 0, or correct"
-            " model.classes"
+            f" knows classes 0 to {outputs - 1}; number the classes from 0, or have the operator"
+            " correct model.classes"
         )
 
     def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> ClassCounting:
         """Counts by class."""
         return ClassCounting(outputs, metrics.confusion, metrics.score_bins, noised)
-
-    def histogram(self, y: Tensor, outputs: int) -> Tensor:
-        """Records by class."""
-        return torch.bincount(y, minlength=outputs)

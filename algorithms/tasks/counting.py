@@ -60,20 +60,27 @@ class ScoreForm:
         """A value, such as 93.1% or 4.27 days."""
         if self.share:
             return f"{value:.1%}"
-        return f"{value:.4g} {self.unit}".rstrip()
+        return f"{_number(value)} {self.unit}".rstrip()
 
     def cell(self, mean: float, deviation: float | None) -> str:
         """A mean over seeds, and its deviation, without the unit; shares as percentages."""
-        factor, digits = (100, ".2f") if self.share else (1, ".4g")
-        text = f"{factor * mean:{digits}}"
+        factor = 100 if self.share else 1
+        text = f"{factor * mean:.2f}" if self.share else _number(mean)
         if deviation is None:
             return text
-        return f"{text} ± {factor * deviation:{digits.replace('4', '2')}}"
+        return f"{text} ± {factor * deviation:{'.2f' if self.share else '.2g'}}"
 
     @property
     def measured_in(self) -> str:
         """What ``cell`` is in."""
-        return "in percent" if self.share else f"in {self.unit or 'its own unit'}"
+        if self.share:
+            return "in percent"
+        return f"in {self.unit}" if self.unit else "in the target's own unit"
+
+
+def _number(value: float) -> str:
+    """Four digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 class Tally(ABC):

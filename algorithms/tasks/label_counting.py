@@ -31,7 +31,7 @@ from .table_counting import (
     pooled_tables,
 )
 
-ACCURACY = ScoreForm("accuracy", "label accuracy", "always the same labels")
+LABEL_ACCURACY = ScoreForm("accuracy", "label accuracy", "always the same labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class LabelCounting(TableCounting):
     @property
     def score(self) -> ScoreForm:
         """The share of labels that are right."""
-        return ACCURACY
+        return LABEL_ACCURACY
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -1,4 +1,4 @@
-"""What counts say: measures of a classifier, from tables that may be sums over silos.
+"""What counts say: measures of classes, labels and risks, from tables that may be sums over silos.
 
 Definitions are scikit-learn's. What a histogram of scores cannot say exactly comes with bounds: the
 records of one bin could be in any order.
@@ -16,7 +16,7 @@ from scipy.special import digamma
 from .counting import Table
 
 # No sum of counts comes near it, and a few million such cells still add up within 64 bits.
-MOST_COUNT = 2**40
+MOST_COUNT = 2**40  # as ``counting.LARGEST_COUNT``, which is a bound of floats
 LARGEST_SCORE = 8.0  # a probability of 0.99966
 
 
@@ -220,17 +220,19 @@ def of_by_class(by_class: Table) -> dict[str, Any]:
 
 
 def of_labels(confusion: Table) -> dict[str, Any]:
-    """The same of labels that a record may have or not, from [L, 2, 2] (label_counting.py).
+    """Like ``of_by_class``, for labels that a record may have or not (label_counting.py).
 
     The majority baseline gives every record the labels that most records have.
     """
     everything = int(confusion.sum())
     if not everything:
         return {}
-    # Of each label both sides are classes, as in a classification of two. Noise may leave nothing.
-    sides = [_sides(own) for own in confusion if own.sum() > 0]
+    # Of each label both sides are classes, as in a classification of two.
+    sides = list(map(_sides, confusion))
+    # Noise may leave nothing of a label.
+    known = [own for own in sides if own[1].any()]
     return {
-        "balanced_accuracy": float(np.mean(list(map(balanced_accuracy, sides)))),
+        "balanced_accuracy": float(np.mean(list(map(balanced_accuracy, known)))),
         "majority": int(confusion.sum(2).max(1).sum()) / everything,
         "classes": [vars(of_classes(own)[1]) for own in sides],
     }

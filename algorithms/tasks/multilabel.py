@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...files.documents import Real
 from .label_counting import LabelCounting
 from .metrics_table import MetricsTable
-from .task import Task, first, shape_fault
+from .task import Task, first, shape_fault, weights_fault
 
 Weight = Annotated[Real, Field(gt=0)]
 
@@ -26,12 +26,7 @@ class Multilabel(Task):
 
     def fault(self, outputs: int) -> str:
         """Weights that are not one per label."""
-        if self.positive_weights is not None and len(self.positive_weights) != outputs:
-            return (
-                f"task.positive_weights has {len(self.positive_weights)} numbers for {outputs}"
-                " labels; give one a label"
-            )
-        return ""
+        return weights_fault("positive_weights", self.positive_weights, outputs)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Binary cross-entropy, the mean over the labels; outputs are logits [B, L]."""
@@ -48,7 +43,9 @@ class Multilabel(Task):
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """No labels, or labels other than 0 and 1."""
-        if fault := shape_fault(y, torch.int64, (outputs,), "0 or 1 per label"):
+        if fault := shape_fault(
+            y, torch.int64, (outputs,), "0 or 1 per label (data.labels of a CSV table)"
+        ):
             return fault
         wrong = (y != 0) & (y != 1)
         if wrong.any():

@@ -4,6 +4,7 @@ A package of another project names its task as an entry point of group ``staddle
 value is a subclass of ``Task``; the [task] table's ``kind`` is the entry point's name.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, SerializeAsAny
@@ -44,6 +45,14 @@ def _foreign(kind: str) -> type[Task]:
     if isinstance(found, type) and issubclass(found, Task):
         return found
     raise ValueError(f"{where}, is no subclass of Task; correct the entry point")
+
+
+def guard(task: Task) -> AbstractContextManager[None]:
+    """LocalError for whatever the code of a task raises that is not Staddle's own."""
+    # A failure of our own code would be a bug, and must show as one.
+    if task.kind in TASKS:
+        return nullcontext()
+    return packages.others_code(f"task {task.kind!r} fails", "correct it, or choose another")
 
 
 TaskTable: TypeAlias = Annotated[SerializeAsAny[Task], PlainValidator(_of_its_kind)]

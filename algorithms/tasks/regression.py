@@ -26,6 +26,7 @@ ABSOLUTE, SQUARED = "absolute", "squared"  # errors
 TARGET, TARGET_SQUARED = "target", "target_squared"
 LARGEST_MISS = 0.05  # share of the records whose target may be outside the range
 MAE = "mae"
+TINIEST, LARGEST = 1e-30, 1e30  # of a range, so that squares of its numbers are numbers, too
 
 
 class Regression(Task):
@@ -34,7 +35,7 @@ class Regression(Task):
     own_metrics: ClassVar[frozenset[str]] = frozenset({TARGETS})
 
     kind: Literal["regression"] = "regression"
-    range: tuple[Real, Real]
+    range: Annotated[tuple[Real, ...], Field(min_length=2, max_length=2)]
     """The least and the largest number that a record may have."""
     unit: Annotated[str, Field(max_length=64)] = ""
     loss: Literal["mse", "mae", "huber"] = "mse"
@@ -50,6 +51,8 @@ class Regression(Task):
         low, high = self.range
         if not low < high:
             raise ValueError(f"range = [{low:g}, {high:g}]: give the least number first")
+        if not all(TINIEST < abs(value) < LARGEST for value in (high - low, self.affine[1])):
+            raise ValueError("range or scale is beyond what float32 can hold; choose another unit")
         if self.delta is not None and self.loss != "huber":
             raise ValueError('delta does nothing without loss = "huber"; take it out')
         return self
@@ -83,11 +86,14 @@ class Regression(Task):
                 )
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
-        """No numbers, or too many outside the range."""
-        if fault := shape_fault(y, torch.float32, (), "a number per record"):
+        """Another dtype or shape, or a number that is not finite."""
+        if fault := shape_fault(
+            y, torch.float32, (), "a number per record (data.target of a CSV table)"
+        ):
             return fault
         if not y.isfinite().all():
-            return f"y holds NaN or infinity in record {first(~y.isfinite())}; clean it first"
+            record = first(~y.isfinite())
+            return f"the target of record {record} is NaN or beyond float32; clean it first"
         return ""
 
     def strata(self, y: Tensor) -> Tensor:
@@ -98,14 +104,28 @@ class Regression(Task):
     def range_fault(self, y: Tensor) -> str:
         """Too many targets outside the range."""
         low, high = self.range
-        missed = int(((y < low) | (y > high)).sum())
-        if missed <= LARGEST_MISS * len(y):
+        missed = self._missed(y)
+        # Never by a single record: an operator could find it by the ranges of several jobs.
+        if missed <= max(LARGEST_MISS * len(y), 1):
             return ""
         unit = f" {self.unit}" if self.unit else ""
         return (
             f"{missed} of {len(y)} targets are outside {low:g} to {high:g}{unit}, the range that"
             " the job declares; is it another unit?"
         )
+
+    def range_advice(self, y: Tensor) -> str:
+        """How many targets are outside the range."""
+        if missed := self._missed(y):
+            return (
+                f"target: {missed} of {len(y)} records are outside the range that the job declares;"
+                " correct them, or leave them out"
+            )
+        return ""
+
+    def _missed(self, y: Tensor) -> int:
+        low, high = self.range
+        return int(((y < low) | (y > high)).sum())
 
     def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> ValueCounting:
         """Sums of errors, and of targets where [metrics] asks for them."""
@@ -116,7 +136,9 @@ class Regression(Task):
     @property
     def score(self) -> ScoreForm:
         """Mean absolute error, in the target's unit."""
-        return ScoreForm(MAE, "MAE", "always the silo's median", False, False, self.unit)
+        return ScoreForm(
+            MAE, "MAE", "always the silo's median", share=False, higher=False, unit=self.unit
+        )
 
     @property
     def value_names(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from .table_counting import counted, places, tables_part
 from .value_counting import ValueCounting, Valued, ValueTally
 
 RISKS = "risks"
-OWN_BINS = 256  # where the job says none, since nothing of them leaves
+OWN_BINS = 1024  # of a silo's own table; those that cross are made of these, and fewer
 C_INDEX = "concordance"
 
 
@@ -125,32 +125,36 @@ class RiskCounting(Counting):
         return 1 if part == RISKS else self._losses.unit(part, tensor)
 
     @property
-    def _shape(self) -> tuple[int, int, int]:
-        return (2, len(self.task.cuts) + 1, self.bins or OWN_BINS)
+    def _rows(self) -> tuple[int, int]:
+        return (2, len(self.task.cuts) + 1)
 
     def parts(self) -> tuple[Part, ...]:
         """The table where it crosses, and METRICS."""
         if not self.bins:
             return self._losses.parts()
-        return (tables_part(RISKS, self._shape, self.noised), *self._losses.parts())
+        return (tables_part(RISKS, (*self._rows, self.bins), self.noised), *self._losses.parts())
 
     def contributions(self, delivered: RiskTally, trained: RiskTally) -> dict[str, Contribution]:
         """The tensors of both models, by part."""
         found = self._losses.contributions(delivered.losses, trained.losses)
         if not self.bins:
             return found
-        tables = zip(MODELS, (delivered.risks, trained.risks), strict=True)
-        risks = Contribution({model: torch.from_numpy(table) for model, table in tables})
-        return {RISKS: risks, **found}
+        # Each bin that crosses begins at one of the silo's own.
+        starts = -(-np.arange(self.bins) * OWN_BINS // self.bins)
+        tables = (
+            torch.from_numpy(np.add.reduceat(tally.risks, starts, axis=2))
+            for tally in (delivered, trained)
+        )
+        return {RISKS: Contribution(dict(zip(MODELS, tables, strict=True))), **found}
 
     def marks(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Losses, and places in the table [B]."""
         survived = self.task.log_survival(outputs)[:, -1]
         # log odds of an event: log(1 - S) - log S.
-        bins = places(torch.log(-torch.expm1(survived)) - survived, self._shape[2])
+        bins = places(torch.log(-torch.expm1(survived)) - survived, OWN_BINS)
         event = (y[:, 1] > 0).long()
-        row = event * self._shape[1] + self.task.interval(y[:, 0])
-        return {**self._losses.marks(outputs, y), RISKS: row * self._shape[2] + bins}
+        row = event * self._rows[1] + self.task.interval(y[:, 0])
+        return {**self._losses.marks(outputs, y), RISKS: row * OWN_BINS + bins}
 
     @property
     def mark_names(self) -> tuple[str, ...]:
@@ -159,7 +163,7 @@ class RiskCounting(Counting):
 
     def count(self, marks: Mapping[str, Sequence[Marks]], truth: Sequence[Marks]) -> RiskTally:
         """The counts of all records."""
-        risks = counted(joined(marks[RISKS]), self._shape)
+        risks = counted(joined(marks[RISKS]), (*self._rows, OWN_BINS))
         return RiskTally(self._losses.count(marks, truth), risks)
 
     def pooled(self, tallies: Sequence[RiskTally]) -> RiskTally:

@@ -76,17 +76,28 @@ class DiscreteSurvival(Task):
         losses = -nn.functional.logsigmoid(-outputs) * through
         return (losses - nn.functional.logsigmoid(outputs) * here).sum(1)
 
+    def range_advice(self, y: Tensor) -> str:
+        """That all times are in one interval."""
+        if len(set(self.interval(y[:, 0]).tolist())) == 1:
+            return "all times are in one interval of the job's task.cuts; are they in another unit?"
+        return ""
+
     def strata(self, y: Tensor) -> Tensor:
         """Records with an event, 1, and those last seen without, 0."""
         return y[:, 1].long()
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """No times, times that are not above 0, or events other than 0 and 1."""
-        if fault := shape_fault(y, torch.float32, (2,), "time, and 1 for an event or 0"):
+        if fault := shape_fault(
+            y, torch.float32, (2,), "time, and 1 for an event or 0 (data.survival of a CSV table)"
+        ):
             return fault
         wrong = ~(y[:, 0].isfinite() & (y[:, 0] > 0))
         if wrong.any():
-            return f"the time of record {first(wrong)} is not a number above 0; correct it"
+            return (
+                f"the time of record {first(wrong)} is not a number above 0; correct it, or name"
+                " the column of the times first"
+            )
         wrong = (y[:, 1] != 0) & (y[:, 1] != 1)
         if wrong.any():
             return f"the event of record {first(wrong)} is neither 0 nor 1; correct it"

@@ -25,7 +25,7 @@ class Task(Strict):
 
     version: ClassVar[int] = 1
     """Raised when losses or counts change: it enters the job's method digest."""
-    by_class: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = False
     """True if what is true of a record is one of the model's classes, [N] int64."""
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "outputs"
     """The key of [model] that says how many outputs there are; classes can have names."""
@@ -65,13 +65,32 @@ class Task(Strict):
         """By record, the number of what a partition by label deals out alike, [N] int64."""
         return y
 
-    def cells(self, outputs: int) -> int:
-        """Numbers of ``histogram``: the classes, or 1."""
-        return outputs if self.by_class else 1
+    def range_advice(self, y: Tensor) -> str:
+        """What the silo's own people should know of what is true of the records; maybe nothing."""
+        return ""
 
-    def histogram(self, y: Tensor, outputs: int) -> Tensor:
-        """Records by class, [classes] int64; in tasks without classes all records, [1]."""
-        return torch.tensor([len(y)])
+
+# Not of the task: noise is drawn for a histogram in which each record is once.
+def histogram(task: Task, y: Tensor, outputs: int) -> Tensor:
+    """Records by class, [classes] int64; in tasks without classes all records, [1]."""
+    if task.has_classes:
+        return torch.bincount(y, minlength=outputs)
+    return torch.tensor([len(y)])
+
+
+def cells(task: Task, outputs: int) -> int:
+    """Numbers of ``histogram``."""
+    return outputs if task.has_classes else 1
+
+
+def weights_fault(key: str, weights: tuple[float, ...] | None, outputs: int) -> str:
+    """Why these are not one weight per output; empty if they are, or there are none."""
+    if weights is None or len(weights) == outputs:
+        return ""
+    return (
+        f"task.{key} has {len(weights)} numbers, and the model {outputs} outputs; give one per"
+        " output"
+    )
 
 
 def first(wrong: Tensor) -> int:

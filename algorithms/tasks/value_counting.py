@@ -101,16 +101,20 @@ class ValueTally(Tally):
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The sums of values and facts."""
-        return {"tested": self.tested, "sums": (self.sums / UNIT).tolist()}
+        """Test records, and the sums of values and facts by name."""
+        sums = zip(self._names, (self.sums / UNIT).tolist(), strict=True)
+        return {TESTED: self.tested, "sums": dict(sums)}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*self.task.value_names, *self.task.fact_names)
 
     def said(self) -> Said:
         """The task's measures."""
         if not self.tested:
             return {}
         means = (self.sums / UNIT / self.tested).tolist()
-        names = (*self.task.value_names, *self.task.fact_names)
-        return self.task.measures(dict(zip(names, means, strict=True)))
+        return self.task.measures(dict(zip(self._names, means, strict=True)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ValueTally) and self.tables == other.tables
@@ -201,7 +205,9 @@ class ValueCounting(Counting):
         found, whole = {}, UNIT * tested
         places = {name: f"{TARGETS}.{name}" for name in self.task.fact_names}
         # Noise may leave a mean that is none.
-        facts = {name: share(sums[at] / whole) for name, at in places.items() if at in sums}
+        facts = {}
+        if sums.keys() >= set(places.values()):
+            facts = {name: share(sums[place] / whole) for name, place in places.items()}
         for model in MODELS:
             values = {
                 name: share(sums.get(f"{name}.{model}", 0) / whole)

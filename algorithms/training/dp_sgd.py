@@ -241,7 +241,8 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor, truth: Tensor) -> 
     """
     # All values differ, so that a mean over records would show.
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
-    pair, labels = pair.reshape(2, *like.shape[1:]), truth.new_zeros(2, *truth.shape[1:])
+    # Ones: a survival time of 0 has no loss at all, and would hide what couples.
+    pair, labels = pair.reshape(2, *like.shape[1:]), truth.new_ones(2, *truth.shape[1:])
     # The first record is the same in both pairs, and so must be its loss.
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):

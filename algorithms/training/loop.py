@@ -355,7 +355,7 @@ def evaluate(
 ) -> Tally:
     """The counts of the silo's model on its records, in evaluation mode.
 
-    With ``rows`` every call has that size, so that no record's class depends on the number of
+    With ``rows`` every call has that size, so that no record's outputs depend on the number of
     records: matrix products round otherwise in calls of other sizes (clipped_sum.py).
     """
     for module in modules.values():

@@ -48,6 +48,7 @@ from ..method import Method
 from ..models.functional import mapped
 from ..tasks.counting import METRICS as SEEN
 from ..tasks.counting import TESTED
+from ..tasks.task import cells, histogram
 from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
@@ -61,7 +62,7 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
     A silo that has released none looks to its method like one without records. ``samples`` is at
     least 1, since a step divides by it.
     """
-    known = torch.zeros(job.task.cells(job.model.width), dtype=torch.int64)
+    known = torch.zeros(cells(job.task, job.model.width), dtype=torch.int64)
     if counts is not None:
         known = counts.counts
     # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21).
@@ -71,8 +72,9 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
     """Noisy counts of training records by class: those released before, or new ones.
 
-    They are [classes] int64, and 0 if noise alone could have made a count. The release is paid for
-    and stored before this returns. ExhaustedError if the budget does not cover it.
+    They are [classes] int64, or [1] in a task without, and 0 if noise alone could have made a
+    count. The release is paid for and stored before this returns. ExhaustedError if the budget does
+    not cover it.
     """
     account, sigma = private.account, job.private.histogram_sigma
 
@@ -84,7 +86,7 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
     # budget holds the release, whether or not anybody saw it.
     spending = account.reserve(round_, (histogram_spend(job.private),))
     spending.take(HISTOGRAM)
-    exact = job.task.histogram(data.y, job.model.width)  # [C], of sensitivity 1
+    exact = histogram(job.task, data.y, job.model.width)  # [C], or [1]; of sensitivity 1
     noise = torch.from_numpy(private.fresh().normal(len(exact)))
     noisy = (exact + sigma * noise).round()
     # Noise alone must not make a class seem present.
@@ -351,13 +353,15 @@ class PrivateRound:
         noisy = {}
         for name, part in exact.items():
             units = {tensor: self._counting.unit(name, tensor) for tensor in part.tensors}
-            shares = {tensor: value / units[tensor] for tensor, value in part.tensors.items()}
+            shares = {
+                tensor: value.double() / units[tensor] for tensor, value in part.tensors.items()
+            }
             drawn = with_noise(shares, scale, random)
             noisy[name] = Contribution(
                 {tensor: value * units[tensor] for tensor, value in drawn.items()}
             )
 
-        # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
+        # What is computed from noisy counts costs nothing more: within what the records can add.
         tested = noisy[SEEN].tensors[TESTED].round().clamp(min=0)
         whole = _mapped(noisy, lambda count: count.round().long())
         within = {

@@ -19,6 +19,8 @@ from ..job.class_census import shown_rows
 from ..job.job import Job
 from ..models.build import input_shape
 from ..models.class_names import names_differ, names_fault
+from ..tasks.registry import guard
+from ..tasks.task import histogram
 from .loop import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
@@ -48,7 +50,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             f" have the job say model.input = {list(x.shape[1:])}"
         )
     # (3) What is true of them is what the task is about, such as a class of the job.
-    _refuse(where, [job.task.records_fault(records.y, job.model.width)])
+    with guard(job.task):
+        _refuse(where, [job.task.records_fault(records.y, job.model.width)])
     # (4) Their values are numbers, most of them within the ranges that the job declares.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
@@ -59,7 +62,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # single one, or an operator could find it by the ranges of several jobs.
     if job.privacy is None:
         _refuse(where, out_of_range(job.features, x, LARGEST_MISS))
-        _refuse(where, [job.task.range_fault(records.y)])
+        with guard(job.task):
+            _refuse(where, [job.task.range_fault(records.y)])
     # (5) Where both name the classes, a label means the same in both.
     if job.features and job.model.class_names and records.class_names is None:
         _refuse(where, ["the job names its classes, and this data set does not; name them"])
@@ -114,6 +118,22 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
         raise LocalError(f"{where}: {fault}")
 
 
+def check_testing(job: Job, test: Dataset, where: str) -> None:
+    """LocalError where sums over so many test records are more than a job can add up."""
+    # In a private job an answer that depends on the number of records would be a release.
+    if job.privacy is not None:
+        return
+    for part in job.counted_parts:
+        for spec in part.tensors:
+            with guard(job.task):
+                most = len(test) * job.counting.unit(part.name, spec.name)
+            if most > spec.bounds[1]:
+                raise LocalError(
+                    f"{where}: {len(test):,} test records, too many for the sums of a"
+                    f" {job.task.kind}; lower data.test_fraction"
+                )
+
+
 def range_advice(job: Job, *sides: Dataset) -> list[str]:
     """What the silo's own people should know of values outside the job's ranges.
 
@@ -124,11 +144,14 @@ def range_advice(job: Job, *sides: Dataset) -> list[str]:
     for side in sides:
         found.update(outside(job.features, side.x))
     everyone = sum(map(len, sides))
-    return [
+    told = [
         f"feature {name!r}: {records} of {everyone} records are outside the range that the job"
         " declares; correct them, or leave them out"
         for name, records in found.items()
     ]
+    y = torch.cat([side.y for side in sides])
+    with guard(job.task):
+        return [*told, *filter(None, (job.task.range_advice(y),))]
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:
@@ -136,9 +159,9 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
 
     They stay at the silo. Lists are cut to ``MOST_LISTED`` classes.
     """
-    trained, tested = (job.task.histogram(side.y, job.model.width) for side in (train, test))
+    trained, tested = (histogram(job.task, side.y, job.model.width) for side in (train, test))
     sizes: dict[str, object] = {"training": len(train), "test": len(test)}
-    if not job.task.by_class:
+    if not job.task.has_classes:
         return sizes
     absent = trained == 0
     return {
@@ -154,7 +177,7 @@ def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[st
 
     ``holders`` [C] of each class are the result of the count (algorithms/job/class_census.py).
     """
-    held = job.task.histogram(train.y, job.model.width) > 0
+    held = histogram(job.task, train.y, job.model.width) > 0
     return {
         "fewest_holders": job.fewest_holders,
         "classes_withheld": _listed(held & ~shown_rows(holders, job.fewest_holders)),

@@ -28,6 +28,7 @@ from ..models.functional import mapped
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
 from ..tasks.counting import Tally
+from ..tasks.task import histogram
 from .accountant import PrivateSilo, ReservedSteps
 from .loop import PLAIN, Modules, Stepper, evaluate, never, silent, train
 from .plain_round import ClearRound, Side
@@ -54,11 +55,6 @@ class RoundReport:
     def tested(self) -> int:
         """Test records."""
         return self.delivered.records
-
-    def score(self, model: str) -> float:
-        """The task's score of the model "delivered" or "trained"; there are test records."""
-        tally: Tally = getattr(self, model)
-        return tally.score
 
 
 @dataclass(frozen=True)
@@ -442,7 +438,7 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     They are exact; a private job uses ``noisy_facts``.
     """
     # On the host, where ``deliver`` and ``contribute`` compute.
-    return Facts(client, round_, len(data), job.task.histogram(data.y, job.model.width).cpu())
+    return Facts(client, round_, len(data), histogram(job.task, data.y, job.model.width).cpu())
 
 
 def metrics(job: Job, report: RoundReport) -> dict[str, Contribution]:

@@ -18,6 +18,7 @@ from typing import Any
 from ...algorithms.data.dataset import Dataset, save_npz, split
 from ...algorithms.job.job import Job, JobFile
 from ...algorithms.job.security import FEWEST
+from ...algorithms.tasks.task import histogram
 from ...errors import LocalError
 from ...files.documents import canonical_json, parse_json, read_bytes, validate, write_atomic
 from ...security.identity import roster as rosters
@@ -173,7 +174,7 @@ def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) 
         # The agent will make the same split: it finds the key in its state folder.
         train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
         # Jobs declare training records only.
-        own[silo] = job.task.histogram(train.y, job.model.width).tolist()
+        own[silo] = histogram(job.task, train.y, job.model.width).tolist()
     security: dict[str, Any] = {
         "secure_aggregation": "required",
         "weights": "public",

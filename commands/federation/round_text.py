@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...algorithms.job.evaluated import Evaluated, evaluated
-from ...algorithms.tasks.counting import ScoreForm, flattened
+from ...algorithms.tasks.counting import METRICS, ScoreForm, flattened
 from ...errors import LocalError, PeerError
 from ...files.documents import parse_json
 from ...proto import operations_pb2 as pb
@@ -17,6 +17,7 @@ from ..console.printer import PrintedTable
 UNTOLD = "the silos keep their test counts to themselves"
 NOISY = "with noise, since the job is private"
 OTHERS = "its task is of an installed package: --json has the sums"
+MOST_AXES = 8  # of a table
 WORDS = {"delivered": "as delivered", "trained": "as trained"}
 # Measures, in this order after the score.
 NAMES = {
@@ -39,7 +40,7 @@ def reading(report: pb.JobReport) -> Evaluated | None:
     """
     try:
         return evaluated(parse_json(report.evaluation, "evaluation"))
-    except (LocalError, ValueError) as error:
+    except LocalError as error:
         raise PeerError(
             "coordinator",
             "does not say what the job's sums are as this release does; ask its people for its"
@@ -59,12 +60,14 @@ def round_fields(report: pb.JobReport) -> list[dict[str, Any]]:
 
 def _fields(one: pb.ClosedRound, known: Evaluated | None) -> dict[str, Any]:
     metrics: dict[str, Any] = dict(sorted(one.metrics.items()))
-    shapes = {} if known is None else _shapes(known)
+    made = None if known is None else _made(known)
     for table in one.tables:
-        shape, counts = tuple(table.shape), np.array(table.counts, dtype=np.int64)
+        shape, counts = tuple(table.shape[:MOST_AXES]), np.array(table.counts, dtype=np.int64)
         # Of another project's task nothing is known but that its tables are whole.
-        wanted = shape if known is None else shapes.get(table.name)
-        if shape != wanted or prod(shape) != len(counts):
+        wanted = shape if made is None else made.get(table.name)
+        whole = len(table.shape) <= MOST_AXES and min(shape, default=0) > 0
+        whole = whole and prod(shape) == len(counts) and table.name not in one.metrics
+        if not whole or shape != wanted:
             raise PeerError(
                 "coordinator",
                 f"round {one.round} has a table {table.name[:64]!a} of shape {shape} and"
@@ -77,18 +80,26 @@ def _fields(one: pb.ClosedRound, known: Evaluated | None) -> dict[str, Any]:
         "members": list(one.members),
         "noisy": one.noisy,
         "metrics": metrics,
-        "measures": {} if known is None else flattened(known.counting.of_sums(metrics)),
+        "measures": {} if known is None else flattened(_said_of(metrics, known)),
     }
 
 
-def _shapes(known: Evaluated) -> dict[str, tuple[int, ...]]:
-    """By name, the shapes of all tables that a job makes."""
+def _made(known: Evaluated) -> dict[str, tuple[int, ...]]:
+    """By name, the shapes of all sums that a job makes."""
     return {
-        f"{part.name}.{spec.name}": spec.shape
+        spec.name if part.name == METRICS else f"{part.name}.{spec.name}": spec.shape
         for part in known.counting.parts()
         for spec in part.tensors
-        if spec.shape
     }
+
+
+def _said_of(metrics: Mapping[str, Any], known: Evaluated) -> dict[str, dict[str, Any]]:
+    """What the sums say that the job makes; a coordinator may name any others."""
+    made = _made(known).items()
+    own = {name: metrics[name] for name, _ in made if name in metrics}
+    return known.counting.of_sums(
+        {name: own[name] for name, shape in made if name in own and np.shape(own[name]) == shape}
+    )
 
 
 def in_words(closed: Mapping[str, Any], known: Evaluated | None) -> str:
@@ -132,7 +143,7 @@ def class_table(closed: Mapping[str, Any], known: Evaluated | None) -> PrintedTa
     """Each class, or label, of the newest round; None where the job has no confusion matrix."""
     if known is None:
         return None
-    measures = known.counting.of_sums(closed["metrics"])
+    measures = _said_of(closed["metrics"], known)
     models = [measures.get(model, {}).get("classes") for model in WORDS]
     # All cells of a noisy matrix may be zero.
     if not all(models):

@@ -55,10 +55,10 @@ def results_table(recorded: Sequence[Recorded]) -> ResultsTable:
     names = (measure if average == "macro" else average for measure, average, _ in shown)
     meaning = (
         f"mean over the silos: {form.name} on their test records, {form.measured_in}, after the"
-        " last round (mean ± deviation over seeds); balanced: each class of a silo counts the same"
+        " last round (mean ± deviation over seeds)"
     )
-    if not any(average == "balanced" for _, average, _ in shown):
-        meaning = meaning.partition(";")[0]
+    if any(average == "balanced" for _, average, _ in shown):
+        meaning += "; balanced: each class of a silo counts the same"
     return ResultsTable(("method", "seeds", "rounds", *names), rows, meaning)
 
 

@@ -22,6 +22,7 @@ import torch
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import Spend, decimal
+from ...algorithms.tasks.task import cells
 from ...algorithms.training.accountant import Counts, ReservedSteps
 from ...errors import LocalError
 from ...files import checked_file
@@ -91,8 +92,8 @@ class JobAccount:
 
         # Counts that another job paid for would be released without a cost of this job's own.
         kept = checked_file.read_json(self._path, KeptCounts)
-        cells = self._job.task.cells(self._job.model.width)
-        if len(kept.counts) != cells or not self._budget.paid(kept.reservation, self._job.digest):
+        known = cells(self._job.task, self._job.model.width)
+        if len(kept.counts) != known or not self._budget.paid(kept.reservation, self._job.digest):
             raise LocalError(
                 f"{self._path}: not the counts that this job released here; restore it from a"
                 " backup"

@@ -10,7 +10,7 @@ from ...algorithms.exchange.parts import Gram, Mix, Part, Tensors
 from ...algorithms.job.foreign_code import Allowed, not_listed, unlisted
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import load_weights
-from ...algorithms.training.record_checks import check_records, check_training
+from ...algorithms.training.record_checks import check_records, check_testing, check_training
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import parse_json
 from ...security.arithmetic.fixedpoint import scale_exponent
@@ -451,6 +451,7 @@ def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[D
     check_records(job, records, where)
     train, test = split(records, key, config.data.test_fraction)
     check_training(job, train, silo, where)
+    check_testing(job, test, where)
     return train, test
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...algorithms.exchange.parts import Part, Sum
 from ...algorithms.job.batches import Batches, without
 from ...algorithms.job.job import Job
-from ...algorithms.tasks.counting import METRICS
+from ...algorithms.tasks.table_counting import RIGHT
 from ...errors import LocalError
 from ...files import checked_file
 from ...files.documents import canonical_json, parse_json, read_bytes
@@ -102,7 +102,7 @@ def tells_fixed(job: Job) -> bool:
 
 def _sums_means_alone(job: Job) -> bool:
     parts = chain.from_iterable(summed(job.up(start)) for start in job.phase_starts)
-    return all(part.name == METRICS or _is_mean(part) for part in parts)
+    return all(part == RIGHT or _is_mean(part) for part in parts)
 
 
 def _is_mean(part: Part) -> bool:

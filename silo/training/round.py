@@ -17,6 +17,7 @@ from ...algorithms.exchange.parts import Part, fits, laid_out
 from ...algorithms.exchange.plain import PLAIN
 from ...algorithms.leaks.traps import Caution
 from ...algorithms.method import initial_state
+from ...algorithms.tasks.task import histogram
 from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.silo_round import final_round, local_round
 from ...errors import LocalError
@@ -152,6 +153,12 @@ class JobTraining:
             "method": job.method_name,
             "product": job.method().product,
             "samples": len(train),
-            # One number per class of the job, 0 included.
-            "classes": job.task.histogram(train.y, job.model.width).tolist(),
+            **self._classes(),
         }
+
+    def _classes(self) -> dict[str, object]:
+        """One number per class of the job, 0 included; nothing in a task without classes."""
+        job = self.admitted.job
+        if not job.task.has_classes:
+            return {}
+        return {"classes": histogram(job.task, self.admitted.train.y, job.model.width).tolist()}

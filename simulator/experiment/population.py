@@ -44,7 +44,7 @@ def populate(experiment: Experiment) -> Population:
     file = experiment.file
     if not isinstance(file.data, Synthetic):
         return _populate(file, file.data)
-    if not file.task.by_class:
+    if not file.task.has_classes:
         raise LocalError(
             f"data of kind {file.data.kind!r} have classes, and the task is {file.task.kind}; take"
             " other data"
@@ -101,7 +101,7 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
     records = cut(data, silos)
     names = file.model.class_names or data.class_names
     digest = _digest(records, file.model.width, names)
-    classes = file.model.width if file.task.by_class else 0
+    classes = file.model.width if file.task.has_classes else 0
     return Population(
         records=records,
         classes=classes,
@@ -116,7 +116,7 @@ def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     # Report missing files before reading begins.
     source.check_present()
     data = source.load(file.model)
-    # The model has no output for such a label: torch would fail in training.
+    # Before training: torch would fail at a class that the model has no output for.
     if fault := file.task.records_fault(data.y, file.model.width):
         raise LocalError(f"{source.where}: {fault}")
 

@@ -1,5 +1,6 @@
 """Reads the runs of an output folder back, for summaries, pictures and people's own programs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -103,6 +104,7 @@ def _recorded(folder: Path) -> Recorded:
     history: tuple[Measured, ...] = ()
     if path.exists():
         history = history_file.read(path, kept)
+    _check_shares(path, form_of(manifest.job), history)
     return Recorded(
         folder=folder,
         label=manifest.label,
@@ -115,6 +117,17 @@ def _recorded(folder: Path) -> Recorded:
         identity=manifest,
         seconds=seconds,
     )
+
+
+def _check_shares(path: Path, form: ScoreForm, history: Sequence[Measured]) -> None:
+    # history.jsonl is a text that anyone can edit, and a share above one would pass for a result
+    for measured in history:
+        values = (*measured.scores.values(), *measured.baselines.values())
+        if form.share and not all(0 <= value <= 1 for value in values):
+            raise LocalError(
+                f"{path}: a {form.name} is not from 0 to 1 after round {measured.rounds};"
+                f" {BEGIN_ANEW}"
+            )
 
 
 def _read(path: Path) -> bytes:

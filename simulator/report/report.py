@@ -44,7 +44,7 @@ def write_report(
         raise LocalError(
             f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
         )
-    # Before anything is drawn: accuracies on different records cannot be compared.
+    # Before anything is drawn: scores on different records cannot be compared.
     check_comparable(groups, population)
     partition = _partition(out, population)
     pictures = _pictures(out, groups, population)

@@ -71,17 +71,17 @@ def check_said(running, kind):
         assert WORDS[kind] in text
     report = json.loads((running.job_folder(running.jobs[0], "north") / "report.json").read_text())
     assert report["final"]["trained"]["measures"]
-    assert report["classes"] == [report["samples"]]  # of one kind: all records
+    assert "classes" not in report
 
 
 def check_noise(job, kept):
-    """Counts that are within what the records allow, and none that a single unit would be."""
+    """Sums that are not those of the same job without noise, and say that they are noisy."""
+    assert len(kept) == job.rounds
     for closed in kept:
         assert closed["noisy"]
-        tested = closed["metrics"]["tested"]
-        for name, total in closed["metrics"].items():
-            unit = job.counting.unit("metrics", name)
-            assert 0 <= total <= tested * unit, name
+        assert closed["metrics"].keys() == {spec.name for spec in job.counting.parts()[-1].tensors}
+    tested = [closed["metrics"]["tested"] for closed in kept]
+    assert len(set(tested)) > 1  # the same records in each round: 90 of them, more or less
 
 
 def test_records_of_another_task_are_refused(start, document):

@@ -54,7 +54,7 @@ class Csv(DataTable):
     """Columns of 0 and 1, one per label."""
     target: str | None = None
     """The column of the numbers that a regression learns."""
-    survival: tuple[str, str] | tuple[()] = ()
+    survival: tuple[str, ...] = ()
     """The columns of the time, and of 1 for an event or 0 for last seen without."""
     features: Names
     id: str | None = None
@@ -83,12 +83,14 @@ class Csv(DataTable):
     def _consistent(self) -> "Csv":
         # A label that is also a feature would give the model its answer.
         used = (*self.features, *self.truths, *self._named_columns())
-        _check_distinct("features, label, id and source", used)
+        _check_distinct("features, targets, id and source", used)
         if sum(map(bool, (self.label, self.labels, self.target, self.survival))) != 1:
             raise ValueError(
                 "name what is true of a record: label, the column of its class, or one of labels,"
                 " target and survival"
             )
+        if len(self.survival) not in (0, 2):
+            raise ValueError("survival: name two columns, first that of the time, then the event's")
         if self.label is None and (self.classes or self.class_names):
             raise ValueError("classes and class_names are of a label; leave them out, or name it")
         _check_distinct("columns", self.columns or ())
@@ -109,7 +111,7 @@ class Csv(DataTable):
     @property
     def _reader(self) -> Callable[["Csv", int, str, str], float]:
         """How a cell of these columns is read."""
-        known = ((self.label, _class), (self.labels, _flag), (True, _number))
+        known = ((self.label, _class), (self.labels, _flag), (True, _measured))
         return next(reader for said, reader in known if said)
 
     def _named_columns(self) -> list[str]:
@@ -202,7 +204,7 @@ class Csv(DataTable):
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
             values = np.array(x, dtype=np.float64).astype(np.float32).reshape(records, 1, 1, width)
-            dtype = np.float32 if reader is _number else np.int64
+            dtype = np.float32 if reader is _measured else np.int64
             shape = (records, *map(len, filter(None, (self.labels, self.survival))))
             truths = np.array(y, dtype=np.float64).astype(dtype).reshape(shape)
         columns: dict[str | None, tuple[str, ...]] = {}
@@ -326,6 +328,17 @@ def _text(table: Csv, line: int, name: str, text: str) -> str:
         needed = "an id" if name == table.id else "a source"
         raise _fault(table, line, name, f"is empty; give the record {needed}")
     return text
+
+
+def _measured(table: Csv, line: int, name: str, text: str) -> float:
+    if not NUMBER.fullmatch(text):
+        raise _fault(
+            table,
+            line,
+            name,
+            "is not a number; correct it, or leave the record out: a target cannot be missing",
+        )
+    return float(text)
 
 
 def _flag(table: Csv, line: int, name: str, text: str) -> int:

@@ -111,8 +111,8 @@ def _check_alike(
     for what, one, other in zip(("x", "y"), first, record, strict=True):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise LocalError(
-                f"{where}: {what} of record {number} is {list(other.shape)}, that of the first"
-                f" {list(one.shape)}; give records of one shape"
+                f"{where}: {what} of record {number} is {other.dtype} {list(other.shape)}, that of"
+                f" the first {one.dtype} {list(one.shape)}; give records that are alike"
             )
 
 

@@ -108,10 +108,11 @@ def test_bounds_themselves_are_inside_whatever_the_rounding():
         x = torch.tensor([(0.3 - center) / scale, (0.7 - center) / scale], dtype=torch.float64)
         assert outside([feature], x.float()[:, None]) == {}
     wide = Feature(name="n", least=1)
-    x = torch.tensor([[0.99], [1e30]])
-    assert outside([wide], x) == {"n": 1}
-    assert "1 of 2 records are outside 1 to inf" in out_of_range([wide], x, 0.05)[0]
-    assert out_of_range([wide], x, 0.5) == []  # of more than half
+    x = torch.tensor([[0.99], [0.5], [1e30]])
+    assert outside([wide], x) == {"n": 2}
+    assert "2 of 3 records are outside 1 to inf" in out_of_range([wide], x, 0.05)[0]
+    assert out_of_range([wide], x, 0.7) == []
+    assert out_of_range([wide], x[1:], 0.05) == []  # a single record decides nothing
 
 
 def test_numbers_behind_categories_are_found_at_their_place():

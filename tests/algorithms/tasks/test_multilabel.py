@@ -37,7 +37,7 @@ def test_the_loss_is_the_mean_over_the_labels():
     wanted = -(weights * y * logs(logits) + (1 - y) * logs(-logits)).mean(1)
     weighted = Multilabel(positive_weights=(1.0, 4.0, 9.0))
     torch.testing.assert_close(weighted.losses(logits, y), wanted)
-    assert "2 numbers for 3 labels" in Multilabel(positive_weights=(1.0, 2.0)).fault(3)
+    assert "2 numbers, and the model 3 outputs" in Multilabel(positive_weights=(1.0, 2.0)).fault(3)
 
 
 def test_measures_are_scikit_learns():
@@ -115,7 +115,9 @@ def test_noise_that_empties_a_label_says_nothing_of_it():
     found = counting.of_sums({"tested": 10, "correct.trained": 99, "confusion.trained": table})
     said = found["trained"]
     assert said["accuracy"] == 1.0
-    assert len(said["classes"]) == 2
+    assert [own["records"] for own in said["classes"]] == [4, 0, 1]
+    assert said["classes"][1]["sensitivity"] is None
+    assert said["balanced_accuracy"] == pytest.approx((1 - 1 / 12 + 0.5) / 2)
     assert counting.of_sums({"tested": 0}) == {}
 
 

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from support.other_tasks import document, records
+from support.refusals import refused
 
+from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.tasks.counting import flattened, gathered
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.regression import Regression
+from staddle.algorithms.tasks.task import histogram
 from staddle.algorithms.tasks.value_counting import UNIT
+from staddle.algorithms.training.record_checks import check_records, range_advice
 
 TASK = Regression(range=(10.0, 50.0), unit="days")
 Y = torch.tensor([10.0, 30.0, 50.0, 20.0])
@@ -115,7 +120,7 @@ def test_noise_gives_no_measure_that_cannot_be():
             r"y is int64 \[N\], the job's task takes float32 \[N\]",
         ),
         (torch.zeros(3, 2), r"y is float32 \[N, 2\], the job's task takes float32 \[N\]"),
-        (torch.tensor([1.0, float("nan"), 2.0]), "NaN or infinity in record 1"),
+        (torch.tensor([1.0, float("nan"), 2.0]), "the target of record 1 is NaN or beyond float32"),
     ],
 )
 def test_what_is_no_number_per_record_is_told(y, why):
@@ -156,4 +161,28 @@ def test_partitions_by_label_deal_tenths_of_the_targets():
     groups = TASK.strata(y)
     assert groups.bincount().tolist() == [2] * 10
     assert (groups[y.argsort(stable=True)].diff() >= 0).all()
-    assert TASK.histogram(y, 1).tolist() == [20]
+    assert histogram(TASK, y, 1).tolist() == [20]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_plain_silo_declines_another_unit_and_a_private_one_tells_its_own_people(private):
+    privacy = {"epsilon": 1, "delta": 1e-5, "sample_rate": 0.5} if private else None
+    whole = document("regression", privacy=privacy)
+    job = Job.from_file(JobFile.model_validate(whole), "test")
+    data = records("regression", 40, 1)
+    data.y[:20] = 1000.0
+    (told,) = range_advice(job, data)
+    assert told.startswith("target: 20 of 40 records are outside the range that the job declares")
+    if private:
+        check_records(job, data, "here")
+        return
+    with refused("here: 20 of 40 targets are outside 0 to 40 days, the range that the job decl"):
+        check_records(job, data, "here")
+
+
+def test_a_number_of_many_digits_and_a_score_without_a_unit():
+    form = Regression(range=(0, 1e6)).score
+    assert form.text(12345.6) == "12,346"
+    assert form.measured_in == "in the target's own unit"
+    assert form.cell(1.23456, 0.12345) == "1.235 ± 0.12"
+    assert TASK.score.text(4.0) == "4 days"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support.jobs import make_data
+from support.other_tasks import TASKS, document, shards
 from support.refusals import refused
 from torch import nn
 from torch.testing import assert_close
@@ -20,6 +21,7 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Contribution, Kind
+from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import round_spends
 from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.leaks.taint import EXACT, PUBLIC, paid, taints_to_text, worst
@@ -712,6 +714,37 @@ def test_each_count_has_noise_for_all_that_one_record_changes(make_private):
     assert not any(
         count.any() for name in tables_of(kept) for count in quiet[name].tensors.values()
     )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_each_sum_of_other_tasks_has_noise_in_its_unit(kind):
+    """Every draw is 1: a sum's noise is the standard deviation, times what one record adds."""
+    privacy = {**PRIVACY, "metrics_sigma": 4.0}
+    job = Job.from_file(JobFile.model_validate(document(kind, privacy=privacy)), "test")
+    train, test = shards(kind)["a"]
+    made = one_round(job, private=silo_of(job, Still(1.0)), train=train, test=test)
+    exact = job.counting.contributions(made.report.delivered, made.report.trained)
+    noise = 4.0 * math.sqrt(job.counting.squared_sensitivity)
+    tested = len(test) + noise
+    for part, contribution in exact.items():
+        for name, value in contribution.tensors.items():
+            unit = job.counting.unit(part, name)
+            wanted = value.double() + noise * unit
+            if part == "metrics":
+                wanted = wanted.clamp(max=round(tested) * unit)
+            found = made.contributions[part].tensors[name]
+            assert torch.equal(found, wanted.round().long()), (part, name)
+
+
+def test_large_sums_are_not_rounded_before_the_noise(make_private):
+    """In float32 a record could move a sum of so many by two."""
+    job = make_private("local", {}, {"metrics_sigma": 4.0})
+    side = PrivateRound(job.method(), job, "a", 0, make_data(9), silo_of(job, Still(0.0)))
+    side.stages(side.deliver(initial_state(job.method(), "a", public=()), {}))
+    many = 2**24 + 1
+    names = ("correct.delivered", "correct.trained", "tested")
+    found, _ = side.metrics({"metrics": Contribution(dict.fromkeys(names, torch.tensor(many)))})
+    assert {int(count) for count in found["metrics"].tensors.values()} == {many}
 
 
 def test_cells_of_a_private_table_may_fall_below_zero(make_private):

@@ -65,7 +65,7 @@ def test_what_is_true_of_a_record_may_be_other_columns_than_a_class(read, truth,
 @pytest.mark.parametrize(
     ("truth", "cells", "why"),
     [
-        ({"target": "y"}, "SECRET,0", "column 'y': is not a number; write it like -3.5"),
+        ({"target": "y"}, "SECRET,0", "column 'y': is not a number; correct it, or leave"),
         ({"target": "y"}, ",0", "column 'y': is not a number"),
         ({"survival": ("y", "z")}, "4,SECRET", "column 'z': is not a number"),
         ({"labels": ["z", "y"]}, "0,2", "column 'z': is neither 0 nor 1; correct it"),
@@ -208,9 +208,9 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"features": ["age", "age"]}, "features, label, id and source: 'age' is listed twice"),
-        ({"features": ["age", "y"]}, "features, label, id and source: 'y' is listed twice"),
-        ({"id": "age"}, "features, label, id and source: 'age' is listed twice"),
+        ({"features": ["age", "age"]}, "features, targets, id and source: 'age' is listed twice"),
+        ({"features": ["age", "y"]}, "features, targets, id and source: 'y' is listed twice"),
+        ({"id": "age"}, "features, targets, id and source: 'age' is listed twice"),
         ({"features": []}, "at least 1 item"),
         ({"columns": ["a", "a"]}, "columns: 'a' is listed twice"),
         ({"classes": ["a", "a"]}, "classes: 'a' is listed twice"),
@@ -235,7 +235,7 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
         ({"target": "z"}, "name what is true of a record"),
         ({"label": None, "target": "z", "survival": ("t", "e")}, "name what is true of a record"),
         ({"label": None, "labels": []}, "name what is true of a record"),
-        ({"label": None, "survival": ("t",)}, "Field required"),
+        ({"label": None, "survival": ("t",)}, "survival: name two columns"),
         ({"label": None, "survival": ("t", "t")}, "'t' is listed twice"),
         ({"label": None, "labels": ["age"]}, "'age' is listed twice"),
         ({"label": None, "target": "bmi"}, "'bmi' is listed twice"),

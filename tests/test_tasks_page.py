@@ -1,0 +1,51 @@
+"""docs/tasks.md: its methods, its file and its own task are those of the code."""
+
+import inspect
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.tasks.registry import TASKS, _foreign
+from staddle.commands.main import app
+
+PAGE = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text()
+
+
+def test_the_methods_of_any_task_are_listed():
+    rows = dict(
+        re.findall(
+            r"^\| (any task|classification) \| (`apfl`.*|`fedaims`.*) \|$", PAGE, re.MULTILINE
+        )
+    )
+    listed = {kind: set(re.findall(r"`([a-z-]+)`", row)) for kind, row in rows.items()}
+    needing = {name for name, method in METHODS.items() if method.needs_classes}
+    assert listed == {"any task": set(METHODS) - needing, "classification": needing}
+    assert "Nineteen methods run any task. Twelve" in PAGE
+    for kind in TASKS:
+        assert f"| `{kind}` |" in PAGE
+
+
+def test_the_task_of_your_own_is_the_one_that_is_tested():
+    (shown,) = re.findall(r"^class Quantile.*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
+    _foreign("quantile")
+    tested = inspect.getsource(sys.modules["other_tasks"].Quantile)
+    assert shown.strip() == tested.strip()
+
+
+def test_the_file_of_the_page_runs(tmp_path):
+    (shown,) = re.findall(r"^# diabetes\.toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(shown)["task"]["kind"] == "regression"
+    file = tmp_path / "diabetes.toml"
+    short = shown.replace("rounds = 10", "rounds = 2").replace("seeds = [1, 2]", "seeds = [1]")
+    file.write_text(short)
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["simulate", str(file), "--out", str(out), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    assert "always the silo's median" in result.output
+    assert "MAE on their test records, in points" in " ".join(result.output.split())
+    assert "mean: MAE" not in (out / "summary.md").read_text()
+    assert "| *always the silo's median*" in (out / "summary.md").read_text()
