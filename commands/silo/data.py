@@ -1,8 +1,10 @@
 """``staddle data``: a table of records, before it is used."""
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +15,44 @@ from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.toml_document import parse_document
 from ..console import printer
 from ..console.toml import to_toml
+
+Key = Literal["label", "labels", "target", "survival"]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """The columns of what is true of a record, and the key of [data] that names them."""
+
+    key: Key
+    columns: tuple[str, ...]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Columns of 0 and 1."""
+        return {"labels": self.columns, "survival": self.columns[1:]}.get(self.key, ())
+
+    def faults(self, found: TableSurvey) -> Iterator[str]:
+        """What a reader would stumble over."""
+        for column in map(found.__getitem__, self.columns):
+            where = f"{self.key} {column.name!r}"
+            if gone := column.missing.total():
+                yield f"{where}: missing values: {gone:,}"
+            if self.key == "label":
+                names = _classes(column)
+                if len(names) < 2:
+                    yield f"{where}: {len(names)} class; at least 2 are needed"
+                continue
+            if texts := column.texts.total():
+                first = column.first_text
+                yield f"{where}: cells that are no numbers: {texts:,}, the first in line {first}"
+            if column.name in self.flags and (others := set(column.numbers) - {0.0, 1.0}):
+                yield f"{where}: has {min(others):g}, and only 0 and 1 may stand there"
+        if self.key == "survival" and min(found[self.columns[0]].numbers, default=1) <= 0:
+            yield f"survival {self.columns[0]!r}: has times that are not above 0"
+
+    def entry(self) -> Any:
+        """Its value in [data]."""
+        return self.columns[0] if self.key in ("label", "target") else list(self.columns)
 
 
 class _Contract(Strict):
@@ -25,6 +65,14 @@ class _Contract(Strict):
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of records.")],
     label: Annotated[str, typer.Option(help="The column with the classes.")] = "",
+    labels: Annotated[
+        list[str] | None, typer.Option(help="A column of 0 and 1; once for each label.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="The column with the numbers of a regression.")] = "",
+    survival: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="TIME EVENT", help="The columns of the time and of the event."),
+    ] = None,
     record_id: Annotated[
         str, typer.Option("--id", help="The column that names each record once.")
     ] = "",
@@ -46,7 +94,9 @@ def inspect(
         )
     contract = _Contract() if job is None else _contract(job)
     found = survey(file, delimiter)
-    for name in filter(None, (label, record_id)):
+    # Before anything is shown, what was asked for has to be there.
+    truth = _truth({"label": label, "labels": labels, "target": target, "survival": survival})
+    for name in filter(None, (*truth.columns, record_id)):
         if name not in found.names:
             raise LocalError(
                 f"{file}: has no column {name!r}; its columns: {', '.join(found.names)}"
@@ -54,14 +104,29 @@ def inspect(
     rows = [_row(column, found.records) for column in found.columns]
     columns = ("column", "kind", "missing", "values")
     printer.show(printer.PrintedTable(columns, rows, (2,), title=f"{found.records:,} records"))
-    faults = _faults(found, label, record_id, contract)
+    faults = _faults(found, truth, record_id, contract)
     printer.show(*faults or ["no fault found"])
-    if label:
-        printer.show("", *_draft(file, found, label, record_id, delimiter, contract).split("\n"))
+    if truth.columns:
+        printer.show("", *_draft(file, found, truth, record_id, delimiter, contract).split("\n"))
     else:
-        printer.show("", "give --label COLUMN for a draft of the silo's [data] table")
+        printer.show(
+            "",
+            "give --label COLUMN for a draft of the silo's [data] table, or --labels, --target or"
+            " --survival for other tasks",
+        )
     if faults:
         raise typer.Exit(1)
+
+
+def _truth(given: Mapping[Key, Any]) -> _Truth:
+    """What was asked for; no columns where nothing was. LocalError for more than one."""
+    asked = {key: value for key, value in given.items() if value}
+    if len(asked) > 1:
+        options = " and ".join(f"--{key}" for key in asked)
+        raise LocalError(f"{options}: give one of them, as the job's task needs it")
+    for key, value in asked.items():
+        return _Truth(key, (value,) if isinstance(value, str) else tuple(value))
+    return _Truth("label", ())
 
 
 def _contract(path: Path) -> _Contract:
@@ -90,22 +155,16 @@ def _row(column: Column, records: int) -> tuple[str, ...]:
     return column.name, column.kind, missing, column.shown()
 
 
-def _faults(found: TableSurvey, label: str, record_id: str, contract: _Contract) -> list[str]:
-    """All that is wrong; the label and the id are no features."""
+def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: _Contract) -> list[str]:
+    """All that is wrong; targets and the id are no features."""
     faults = list(found.faults)
     own = {feature.name for feature in contract.features}
     for column in found.columns:
         # What the contract says of a column is said below, with both sides.
-        if column.name in {label, record_id, *own}:
+        if column.name in {*truth.columns, record_id, *own}:
             continue
         faults += [f"column {column.name!r}: {fault}" for fault in column.faults()]
-    if label:
-        column = found[label]
-        if gone := column.missing.total():
-            faults.append(f"label {label!r}: missing values: {gone:,}")
-        names = _classes(column)
-        if len(names) < 2:
-            faults.append(f"label {label!r}: {len(names)} class; at least 2 are needed")
+    faults += truth.faults(found)
     if record_id and (twice := _repeated(found[record_id])):
         faults.append(f"id {record_id!r}: records whose id stands twice: {twice:,}")
     return faults + contract_faults(found, contract.features)
@@ -125,24 +184,20 @@ def _repeated(column: Column) -> int:
 def _draft(
     file: Path,
     found: TableSurvey,
-    label: str,
+    truth: _Truth,
     record_id: str,
     delimiter: str,
     contract: _Contract,
 ) -> str:
     """The silo's [data] table: by the job's features, or by the columns that can be some."""
-    table: dict[str, Any] = {"kind": "csv", "file": str(file), "label": label}
+    table: dict[str, Any] = {"kind": "csv", "file": str(file), truth.key: truth.entry()}
     if record_id:
         table["id"] = record_id
     if delimiter != ",":
         table["delimiter"] = delimiter
-    classes = _classes(found[label])
-    # Numbers from 0 on are classes as they stand.
-    if classes != tuple(map(str, range(len(classes)))):
-        table["classes"] = list(classes)
-    if contract.class_names is not None:
-        table["class_names"] = list(contract.class_names)
-    features = contract.features or _guessed(found, {label, record_id})
+    if truth.key == "label":
+        table |= _of_classes(_classes(found[truth.columns[0]]), contract)
+    features = contract.features or _guessed(found, {*truth.columns, record_id})
     table["features"] = [feature.name for feature in features]
     for key in ("unit", "categories", "center", "scale", "missing"):
         default = Feature.model_fields[key].default
@@ -163,6 +218,16 @@ def _draft(
             "# would tell of them.",
         ]
     return "\n".join([*lines, to_toml({"data": table}).strip()])
+
+
+def _of_classes(classes: Sequence[str], contract: _Contract) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    # Numbers from 0 on are classes as they stand.
+    if list(classes) != list(map(str, range(len(classes)))):
+        table["classes"] = list(classes)
+    if contract.class_names is not None:
+        table["class_names"] = list(contract.class_names)
+    return table
 
 
 def _plain(feature: Feature, key: str) -> Any:

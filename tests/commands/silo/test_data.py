@@ -142,3 +142,50 @@ def test_faults_of_whole_files_and_labels(inspect):
     assert "column 'chol': has 0 in all records that have a value" in constant
     empty = inspect("a,b\n1,\n2,NA\n", code=1)
     assert "column 'b': has no value" in empty
+
+
+OTHERS = "id,age,days,died,nodule,fracture\na,63,5.5,1,0,1\nb,50,7,0,1,1\nc,44,1.25,1,0,0\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        (("--target", "days"), "target", "days"),
+        (("--survival", "days", "died"), "survival", ["days", "died"]),
+        (("--labels", "nodule", "--labels", "fracture"), "labels", ["nodule", "fracture"]),
+    ],
+)
+def test_drafts_of_other_tasks_are_read(inspect, tmp_path, options, key, value):
+    output = inspect(OTHERS, *options, "--id", "id")
+    assert "no fault found" in output
+    table = draft(output)
+    assert table[key] == value
+    assert "label" not in table
+    assert not set(value if isinstance(value, list) else [value]) & set(table["features"])
+    data = Csv.model_validate(table).load(None)
+    assert len(data) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        (OTHERS.replace("7,0", "long,0"), ("--target", "days"),
+            "target 'days': cells that are no numbers: 1, the first in line 3"),
+        (OTHERS.replace("7,0", ",0"), ("--target", "days"), "target 'days': missing values: 1"),
+        (OTHERS.replace("7,0", "0,0"), ("--survival", "days", "died"),
+            "survival 'days': has times that are not above 0"),
+        (OTHERS.replace("7,0", "7,3"), ("--survival", "days", "died"),
+            "survival 'died': has 3, and only 0 and 1 may stand there"),
+        (OTHERS.replace("0,0\n", "0,2\n"), ("--labels", "nodule", "--labels", "fracture"),
+            "labels 'fracture': has 2, and only 0 and 1 may stand there"),
+    ],
+)  # fmt: skip
+def test_faults_of_other_targets_are_named(inspect, text, options, why):
+    assert why in " ".join(inspect(text, *options, code=1).split())
+
+
+def test_one_kind_of_target_is_given(inspect):
+    with pytest.raises(LocalError, match="--label and --target: give one of them"):
+        inspect(OTHERS, "--label", "died", "--target", "days")
+    with pytest.raises(LocalError, match="has no column 'weeks'"):
+        inspect(OTHERS, "--survival", "weeks", "died")

@@ -234,7 +234,7 @@ def test_records_that_are_not_what_the_task_is_about_are_refused(experiment, tmp
     [
         (some(classes=4), COLUMN,
             (r"data\.npz: label 3 in 15 of 60 records, the job's model knows classes 0 to 2;"
-            r" number the classes from 0, or correct model\.classes")),
+            r" number the classes from 0, or have the operator correct model\.classes")),
         (some(ids=("same",) * 60), COLUMN, "records 0 and 1 have the same id; give each its own"),
         (some(), COLUMN, "kind 'column' takes one value per record, here none for 60 records"),
         (some(), '[partition]\nkind = "shards"\nsilos = 7\neach = 1',
