@@ -7,13 +7,14 @@ from sklearn import metrics as sk
 from support.other_tasks import document, records
 from support.refusals import refused
 
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.tasks.counting import flattened, gathered
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.tasks.task import histogram
 from staddle.algorithms.tasks.value_counting import UNIT
-from staddle.algorithms.training.record_checks import check_records, range_advice
+from staddle.algorithms.training.record_checks import check_records, check_testing, range_advice
 
 TASK = Regression(range=(10.0, 50.0), unit="days")
 Y = torch.tensor([10.0, 30.0, 50.0, 20.0])
@@ -186,3 +187,50 @@ def test_a_number_of_many_digits_and_a_score_without_a_unit():
     assert form.measured_in == "in the target's own unit"
     assert form.cell(1.23456, 0.12345) == "1.235 ± 0.12"
     assert TASK.score.text(4.0) == "4 days"
+
+
+def test_values_are_shares_whatever_a_model_says():
+    outputs = torch.tensor([[float("nan")], [1e30], [-7.0], [0.0]])
+    values = TASK.values(outputs, Y)
+    for value in values.values():
+        assert value.tolist()[:3] == [1, 1, 1]
+        assert 0 < value[3] < 1
+
+
+def test_a_single_record_decides_nothing():
+    y = torch.full((10,), 20.0)
+    y[0] = 99.0
+    assert TASK.range_fault(y) == ""
+    y[1] = 99.0
+    assert TASK.range_fault(y).startswith("2 of 10 targets are outside")
+
+
+def test_targets_that_are_all_one_have_no_spread_and_an_answer_without_error():
+    for one in (8.0, 3.3, 7.5):  # which units of 2^-20 hold, or do not
+        _, tally = counted(Regression(range=(0.0, 10.0)), torch.zeros(7, 1), torch.full((7,), one))
+        assert "r2" not in tally.said()
+        assert tally.baseline == 0
+    _, tally = counted(TASK, torch.zeros(3, 1), torch.tensor([10.0, 10.0, 1e6]))
+    assert tally.baseline == pytest.approx(40 / 3)  # beyond the range it is its end
+
+
+def test_a_blind_job_sums_over_all_its_silos_in_every_round():
+    """Errors of a constant model tell the targets; how many are right tells less."""
+    silos = [f"silo-{number}" for number in range(12)]
+    fields = {"silos": silos, "security": {"secure_aggregation": "required"}, "metrics": {}}
+    job = Job.from_file(JobFile.model_validate(document("regression", **fields)), "test")
+    assert job.batches == (tuple(silos),)
+    labels = Job.from_file(JobFile.model_validate(document("multilabel", **fields)), "test")
+    assert len(labels.batches) > 1
+    some = document("regression", participation=0.5, **fields)
+    with refused("participation"):
+        Job.from_file(JobFile.model_validate(some), "test").document()
+
+
+def test_more_test_records_than_sums_can_hold_are_told_before_training():
+    job = Job.from_file(JobFile.model_validate(document("regression")), "test")
+    many = 2**20
+    check_testing(job, Dataset(torch.zeros(many, 1), torch.zeros(many)), "here")
+    many += 1
+    with refused("here: 1,048,577 test records, too many for the sums of a regression; lower"):
+        check_testing(job, Dataset(torch.zeros(many, 1), torch.zeros(many)), "here")

@@ -1,6 +1,7 @@
 """DiscreteSurvival: losses against the likelihood written out, concordance against all pairs."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -129,7 +130,13 @@ def test_what_crosses_says_the_same_and_contradictions_are_told():
     # The silo's own bins are finer than those that cross, and within their bounds.
     own, crossed = tally.said()["concordance"], found["concordance"]
     assert crossed["least"] <= own["least"] < own["most"] <= crossed["most"]
-    assert given["risks"].tensors["trained"].shape == (2, 4, 64)
+    crossing = given["risks"].tensors["trained"].numpy()
+    assert (crossing == tally.risks.reshape(2, 4, 64, 16).sum(3)).all()
+    uneven, same = counted(*drawn(), bins=7)
+    table = uneven.contributions(same, same)["risks"].tensors["trained"].numpy()
+    starts = [math.ceil(k * 1024 / 7) for k in range(8)]
+    for k in range(7):
+        assert (table[..., k] == same.risks[..., starts[k] : starts[k + 1]].sum(2)).all()
     values = {(p, t): v.clone() for p, part in given.items() for t, v in part.tensors.items()}
     assert counting.fault(values, 120) == ""
     table = values["risks", "trained"]
