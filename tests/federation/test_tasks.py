@@ -55,7 +55,7 @@ def test_a_federation_is_its_simulation(start, kind):
             assert closed["metrics"] == {name: value.tolist() for name, value in metrics.items()}
             assert f"{job.counting.score.key}.trained" in closed["measures"]
     check_said(running, kind)
-    check_noise(private, read(running.kept, "private").rounds)
+    check_noise(running, private, read(running.kept, "private").rounds)
     running.check_ledgers()
 
 
@@ -74,14 +74,24 @@ def check_said(running, kind):
     assert "classes" not in report
 
 
-def check_noise(job, kept):
-    """Sums that are not those of the same job without noise, and say that they are noisy."""
+def check_noise(running, job, kept):
+    """Sums that are said to be noisy, by the coordinator and in each silo's ledger."""
     assert len(kept) == job.rounds
     for closed in kept:
         assert closed["noisy"]
         assert closed["metrics"].keys() == {spec.name for spec in job.counting.parts()[-1].tensors}
-    tested = [closed["metrics"]["tested"] for closed in kept]
-    assert len(set(tested)) > 1  # the same records in each round: 90 of them, more or less
+    for silo in SILOS:
+        intents = [
+            each for each in running.records(silo, "egress.intent") if each["job"] == job.name
+        ]
+        taints = [
+            tensor["taint"]
+            for intent in intents
+            for tensor in intent["tensors"]
+            if tensor["part"] == "metrics"
+        ]
+        assert len(taints) == job.rounds * len(job.counting.parts()[-1].tensors)
+        assert set(taints) == {"noised"}
 
 
 def test_records_of_another_task_are_refused(start, document):
