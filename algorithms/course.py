@@ -100,7 +100,7 @@ class Facts:
     silo: str
     round: int
     samples: int  # training records
-    class_counts: Tensor  # [classes] int64, of the training records
+    class_counts: Tensor  # [classes] int64, of the training records; without classes [1], of all
     measured: Tensors = field(default_factory=dict)  # what ``measure`` and surveys gave, float64
 
 

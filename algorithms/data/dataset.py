@@ -52,7 +52,7 @@ class Dataset:
             )
         if not self.y.ndim or len(self.x) != len(self.y):
             raise LocalError(
-                f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label"
+                f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one target"
                 " per record"
             )
         for key, texts in self.by_record().items():
@@ -151,7 +151,7 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         )
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise LocalError(
-            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label per record"
+            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one target per record"
         )
     if len(x) < FEWEST_RECORDS:
         raise LocalError(

@@ -177,9 +177,10 @@ class JobFile(JobSettings):
                 "a model with batch norm cannot train with training.batch_size = 1; raise it to 2"
                 " or more"
             )
-        for fault in (self._task_fault(), size_fault(self.counting)):
-            if fault:
-                raise ValueError(fault)
+        with guard(self.task):
+            faults = (self._task_fault(), size_fault(self.counting))
+        for fault in filter(None, faults):
+            raise ValueError(fault)
         if self.training.warmup >= self.rounds:
             raise ValueError(
                 f"training.warmup = {self.training.warmup}, but there are {self.rounds} rounds;"

@@ -13,11 +13,12 @@ Both are the same at every silo, and neither depends on a record.
     physical_batch = 32      # records whose gradients are in memory at a time
     sigma = "1.37"           # noise of a step, in clips; left out, it is planned when the job is
                              signed
-    histogram_sigma = 10.0   # noise of the counts of records by class, released once
+    histogram_sigma = 10.0   # noise of the counts of records by class, or of all without
+                             classes; released once
     statistics_clip = 1.0    # norm to which a record's share of what a method measures is cut, such
                              as its features
     statistics_sigma = 20.0  # noise of that, in this clip
-    metrics_sigma = 20.0     # noise of the test counts of a round; left out, they stay at the silo,
+    metrics_sigma = 20.0     # noise of a round's sums over test records; left out, they stay here,
                              and zeros leave
 
 A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients,
@@ -98,7 +99,7 @@ def signed_sigma(job: "Job") -> str:
 
 
 def histogram_spend(table: PrivacyTable) -> Spend:
-    """The one release of the counts by class, of sensitivity 1: a record is in one class."""
+    """The one release of the counts by class, of sensitivity 1: a record is in one of them."""
     return Spend(HISTOGRAM, decimal(table.histogram_sigma), "1", 1)
 
 

@@ -45,4 +45,4 @@ class PrivacyTable(Strict):
     statistics_sigma: Sigma = 20.0
     """Noise of a method's statistics of a round, in units of ``statistics_clip``."""
     metrics_sigma: Sigma | None = None
-    """Noise of the test counts of a round; default: the counts stay at the silo."""
+    """Noise of a round's sums over test records; default: they stay at the silo."""

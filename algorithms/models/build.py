@@ -187,8 +187,8 @@ class ModelOptions(Strict):
         size = sum(tensor.numel() for module in modules for tensor in module.state_dict().values())
         if size > LARGEST_MODEL:
             raise ValueError(
-                f"model {self.name!r} with this input and these classes has {size:,} parameters; "
-                f"lower input or classes, {LARGEST_MODEL:,} are the most"
+                f"model {self.name!r} with this input and {self.width} outputs has {size:,}"
+                f" parameters; lower input, classes or outputs, {LARGEST_MODEL:,} are the most"
             )
         if self.buffers == "global" and not any(
             b.is_floating_point() for m in modules for b in m.buffers()

@@ -17,8 +17,8 @@ def names_fault(names: Sequence[str], classes: int) -> str:
     """
     if len(names) != classes:
         return (
-            f"{len(names)} class_names for {classes} classes; give one a class, in the order of the"
-            " labels"
+            f"{len(names)} class_names for {classes} classes; give one per class, in the order of"
+            " the labels"
         )
     first: dict[str, int] = {}
     for number, name in enumerate(names):

@@ -12,8 +12,9 @@ silo::
     ]}
 
 Indices count from 0, the official training records first, then the official test records.
-``labels_sha256`` is that of all labels in this order, as 8 bytes each, little-endian: whoever reads
-the file can check the order of the records. ``file_sha256`` is that of the document without it, as
+``labels_sha256`` is that of all labels in this order, as 8 bytes each, little-endian; in tasks
+without classes, of what ``Task.strata`` has in their place. Whoever reads the file can check the
+order of the records by it. ``file_sha256`` is that of the document without it, as
 JSON with sorted keys and Python's separators: it shows what a disk changed, and other programs may
 leave it out.
 """

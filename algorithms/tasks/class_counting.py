@@ -27,7 +27,6 @@ from .table_counting import (
     TableCounting,
     TableTally,
     as_lists,
-    asked_tables,
     counted,
     places,
     pooled_tables,
@@ -70,11 +69,6 @@ class ClassTally(TableTally):
         return balanced_accuracy(self.by_class)
 
     @property
-    def asked(self) -> dict[str, Table]:
-        """The tables that were asked for, by the names of their parts."""
-        return asked_tables({CONFUSION: self.confusion, SCORES: self.scores})
-
-    @property
     def tables(self) -> dict[str, Any]:
         """All counts by name, as plain values."""
         return as_lists({"by_class": self.by_class, **self.asked})
@@ -85,11 +79,6 @@ class ClassTally(TableTally):
             return {}
         said = {"accuracy": self.score, **of_by_class(self.by_class)}
         return said if self.scores is None else said | of_scores(self.scores)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClassTally) and self.tables == other.tables
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

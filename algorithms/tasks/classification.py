@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...files.documents import Real
 from .class_counting import ClassCounting
 from .metrics_table import MetricsTable
-from .task import Task, shape_fault, weights_fault
+from .task import Task, labels_fault, weights_fault
 
 Weight = Annotated[Real, Field(gt=0)]
 
@@ -64,19 +64,7 @@ class Classification(Task):
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """A label that is no class, or y that are no labels."""
-        if fault := shape_fault(
-            y, torch.int64, (), "a class number per record (data.label of a CSV table)"
-        ):
-            return fault
-        outside = y[(y < 0) | (y >= outputs)]
-        if not len(outside):
-            return ""
-        label = int(outside[0])
-        return (
-            f"label {label} in {int((outside == label).sum())} of {len(y)} records, the job's model"
-            f" knows classes 0 to {outputs - 1}; number the classes from 0, or have the operator"
-            " correct model.classes"
-        )
+        return labels_fault(y, outputs)
 
     def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> ClassCounting:
         """Counts by class."""

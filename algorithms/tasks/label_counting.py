@@ -10,7 +10,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,8 +23,6 @@ from .table_counting import (
     Shape,
     TableCounting,
     TableTally,
-    as_lists,
-    asked_tables,
     counted,
     places,
     pooled_tables,
@@ -66,27 +63,12 @@ class LabelTally(TableTally):
         """The mean over labels of their balanced accuracies."""
         return float(of_labels(self.confusion)["balanced_accuracy"])
 
-    @property
-    def asked(self) -> dict[str, Table]:
-        """The tables, by the names of their parts."""
-        return asked_tables({CONFUSION: self.confusion, SCORES: self.scores})
-
-    @property
-    def tables(self) -> dict[str, Any]:
-        """All counts by name, as plain values."""
-        return as_lists(self.asked)
-
     def said(self) -> Said:
         """Accuracy, the same of the best constant answer, and each label."""
         if not self.records:
             return {}
         said = {"accuracy": self.score, **of_labels(self.confusion)}
         return said if self.scores is None else said | of_scores(self.scores)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LabelTally) and self.tables == other.tables
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -90,13 +90,6 @@ class RiskTally(Tally):
         """Concordance with its bounds, and the mean loss."""
         return {**self.losses.said(), **_said(self.risks)}
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RiskTally) or self.losses != other.losses:
-            return False
-        return np.array_equal(self.risks, other.risks)
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True)
 class RiskCounting(Counting):

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,7 +48,11 @@ RIGHT = Part(
 
 
 class TableTally(Tally):
-    """A tally of tables."""
+    """A tally of tables; None for one that was not asked for."""
+
+    if TYPE_CHECKING:  # fields of both kinds, which a dataclass here would put first
+        confusion: Table | None
+        scores: Table | None
 
     @property
     @abstractmethod
@@ -56,9 +60,15 @@ class TableTally(Tally):
         """Records, or labels, that are right."""
 
     @property
-    @abstractmethod
     def asked(self) -> dict[str, Table]:
-        """Tables that were asked for, by the names of their parts."""
+        """The tables that were asked for, by the names of their parts."""
+        found = {CONFUSION: self.confusion, SCORES: self.scores}
+        return {name: table for name, table in found.items() if table is not None}
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """All counts by name, as plain values."""
+        return as_lists(self.asked)
 
 
 @dataclass(frozen=True)
@@ -180,11 +190,6 @@ def places(scores: Tensor, bins: int) -> Tensor:
 def counted(cells: NDArray[np.int64], shape: Shape) -> Table:
     """How often each cell of a table occurs."""
     return np.bincount(cells, minlength=prod(shape)).reshape(shape)
-
-
-def asked_tables(tables: Mapping[str, Table | None]) -> dict[str, Table]:
-    """Those of the tables that were asked for."""
-    return {name: table for name, table in tables.items() if table is not None}
 
 
 def as_lists(tables: Mapping[str, Table]) -> dict[str, list[Any]]:

@@ -83,6 +83,22 @@ def cells(task: Task, outputs: int) -> int:
     return outputs if task.has_classes else 1
 
 
+def labels_fault(y: Tensor, outputs: int) -> str:
+    """Why these are not class numbers [N] from 0 on; empty if they are."""
+    what = "a class number per record (data.label of a CSV table)"
+    if fault := shape_fault(y, torch.int64, (), what):
+        return fault
+    outside = y[(y < 0) | (y >= outputs)]
+    if not len(outside):
+        return ""
+    label = int(outside[0])
+    return (
+        f"label {label} in {int((outside == label).sum())} of {len(y)} records, the job's model"
+        f" knows classes 0 to {outputs - 1}; number the classes from 0, or have the operator"
+        " correct model.classes"
+    )
+
+
 def weights_fault(key: str, weights: tuple[float, ...] | None, outputs: int) -> str:
     """Why these are not one weight per output; empty if they are, or there are none."""
     if weights is None or len(weights) == outputs:

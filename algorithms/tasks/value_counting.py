@@ -116,11 +116,6 @@ class ValueTally(Tally):
         means = (self.sums / UNIT / self.tested).tolist()
         return self.task.measures(dict(zip(self._names, means, strict=True)))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ValueTally) and self.tables == other.tables
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True)
 class ValueCounting(Counting):

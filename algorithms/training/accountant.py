@@ -64,7 +64,7 @@ class ReservedSteps(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """Noisy counts of training records by class [classes] int64, and what paid for them.
+    """Noisy counts of training records by class [classes] int64 (without classes [1], of all).
 
     They are released once in a job.
     """

@@ -20,7 +20,7 @@ from ..job.job import Job
 from ..models.build import input_shape
 from ..models.class_names import names_differ, names_fault
 from ..tasks.registry import guard
-from ..tasks.task import histogram
+from ..tasks.task import histogram, labels_fault
 from .loop import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
@@ -52,6 +52,9 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # (3) What is true of them is what the task is about, such as a class of the job.
     with guard(job.task):
         _refuse(where, [job.task.records_fault(records.y, job.model.width)])
+    # Counts by class rely on it, whatever a task of another project says.
+    if job.task.has_classes:
+        _refuse(where, [labels_fault(records.y, job.model.width)])
     # (4) Their values are numbers, most of them within the ranges that the job declares.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])

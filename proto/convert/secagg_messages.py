@@ -27,14 +27,7 @@ from ...security.secagg.dealing import (
 )
 from ...security.secagg.evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened
 from ...security.secagg.gram_pieces import SealedShare
-from ...security.secagg.messages import (
-    Abandon,
-    Header,
-    Reveal,
-    Revealed,
-    Survival,
-    SurvivorsShown,
-)
+from ...security.secagg.messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
 from ...security.secagg.receiving_keys import KeyDelivery, ReceivingKey
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import fsum
+from math import fsum, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -148,6 +148,12 @@ def _pair(
 
 
 def _of_counts(rounds: int, measure: Measure, counts: Mapping[str, Tally]) -> Measured:
+    for silo, own in counts.items():
+        # A file of JSON holds no NaN, and could not be read again.
+        if not isfinite(own.score):
+            raise LocalError(
+                f"{measure} after round {rounds}: silo {silo!r} has a score that is NaN"
+            )
     return Measured(
         rounds,
         measure,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
+from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.tasks.regression import Regression
 
 
@@ -33,6 +34,35 @@ class Quantile(Regression):
 
     def measures(self, means):
         return {**super().measures(means), "coverage": means["covered"]}
+
+
+class Careless(Classification):
+    """A classification that looks at no label."""
+
+    kind: Literal["careless"] = "careless"
+
+    def records_fault(self, y, outputs):
+        return ""
+
+
+class Failing(Regression):
+    """Code that fails, each time in another way."""
+
+    kind: Literal["failing"] = "failing"
+    where: str
+
+    def records_fault(self, y, outputs):
+        if self.where == "records":
+            raise KeyError("y")
+        return ""
+
+    def counting(self, outputs, metrics, *, noised):
+        if self.where == "counting":
+            raise ZeroDivisionError("nothing to count")
+        return super().counting(outputs, metrics, noised=noised)
+
+    def measures(self, means):
+        return {**super().measures(means), "mae": float("nan")}
 
 
 NUMBER = 3

@@ -3,6 +3,7 @@
 import numpy as np
 
 from staddle.algorithms.tasks.class_counting import ClassTally
+from staddle.algorithms.tasks.counting import gathered
 from staddle.simulator.run.history import Measured
 
 
@@ -22,3 +23,12 @@ def of_scores(rounds, measure, scores, records, baselines=None):
     """In a task without classes; without ``baselines``, the same answer for all scores 5."""
     baselines = baselines or dict.fromkeys(records, 5.0)
     return Measured(rounds, measure, dict(scores), dict(records), baselines, dict.fromkeys(records))
+
+
+def tallied(counting, outputs, y, pieces=1):
+    """The tally of a model's outputs on records, counted in so many pieces."""
+    marks = gathered(counting)
+    for own, truth in zip(outputs.chunk(pieces), y.chunk(pieces), strict=True):
+        for name, mark in counting.marks(own, truth).items():
+            marks[name].append(mark.numpy())
+    return counting.count(marks, [truth.numpy() for truth in y.chunk(pieces)])

@@ -68,7 +68,7 @@ class Installed(DataTable):
                 " test"
             )
         needed = COPIES * count * sum(tensor.nbytes for tensor in first)
-        check_fits(self.path or Path(), needed, f"the {count:,} records of {self.name}")
+        check_fits(self.path or Path(self.name), needed, f"the {count:,} records of {self.name}")
         # Rows of the whole are written in place: a list of pieces would be a second copy.
         x, y = (tensor.new_empty(count, *tensor.shape) for tensor in first)
         done = 0

@@ -7,9 +7,8 @@ pid. Patients of the rest of the world ("Other"), of whom there are eight, are l
 FLamby.
 
 FLamby's task is a Cox regression. Here it is survival in discrete time, with all patients, or one
-of two classes: class 1 has died within so many
-years, class 0 was seen alive after them; who was last seen alive before their end is neither, and
-is left out.
+of two classes: class 1 has died within a number of years, class 0 was seen alive after them. Who
+was last seen alive before their end is neither, and is left out.
 
 A record has shape [1, 1, 39], age as (age - 58) / 13, the mean and deviation of the public file,
 and the rest 0 or 1.
@@ -76,7 +75,7 @@ FEATURES = (
 
 
 def read_brca(folder: Path, years: int | None) -> Dataset:
-    """Patients of the six regions whose class is known; an id is the pid.
+    """Patients of the six regions, with ``years`` those whose class is known; an id is the pid.
 
     x is [N, 1, 1, 39], without T and E. Sources are the regions. Without ``years``, y is [N, 2] of
     all patients who were seen for a day or more: T, and E.

@@ -57,10 +57,10 @@ def test_other_targets_than_classes_are_loaded_as_they_are(tmp_path, y, dtype):
         ({"x": X, "y": Y.astype(bool)}, "y is bool; store class numbers as int64, or oth"),
         ({"x": X, "y": Y.astype(complex)}, "y is complex128; store class numbers"),
         ({"x": X, "y": Y.astype(str)}, "y is <U21; store class numbers"),
-        ({"x": np.float32(1), "y": Y}, "one label per record"),
-        ({"x": np.float32(1), "y": np.int64(1)}, "one label per record"),
-        ({"x": X, "y": Y[:3]}, "one label per record"),
-        ({"x": X, "y": Y[None]}, "one label per record"),
+        ({"x": np.float32(1), "y": Y}, "one target per record"),
+        ({"x": np.float32(1), "y": np.int64(1)}, "one target per record"),
+        ({"x": X, "y": Y[:3]}, "one target per record"),
+        ({"x": X, "y": Y[None]}, "one target per record"),
         ({"x": X[:1], "y": Y[:1]}, "holds 1 records"),
         ({"x": X[:0], "y": Y[:0]}, "holds 0 records"),
         ({"x": np.array([{}] * 4, dtype=object), "y": Y}, "not a .npz file of plain arrays"),
@@ -119,7 +119,7 @@ def test_a_data_set_checks_its_own_types():
     with refused("give float32, and int64 or float32"):
         Dataset(torch.zeros(2, 1).double(), torch.zeros(2, dtype=torch.int64))
     for y in (torch.zeros(3, dtype=torch.int64), torch.tensor(1), torch.zeros(1, 2)):
-        with refused("one label per record"):
+        with refused("one target per record"):
             Dataset(torch.zeros(2, 1), y)
 
 

@@ -108,7 +108,7 @@ def test_group_norm_has_its_own_groups():
         ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
         ({"name": "lenet5", "classes": 1}, "classes"),
         ({"name": "glm", "input": (4096, 4096, 1), "classes": 16},
-            "has 268,435,472 parameters; lower input or"),
+            "has 268,435,472 parameters; lower input,"),
         ({"name": "glm", "input": (4096, 4096, 4096), "classes": 100_000},
             "268,435,456 are the most"),
         ({"name": "resnet"}, "lenet5"),

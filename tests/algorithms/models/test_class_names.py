@@ -6,7 +6,7 @@ from staddle.algorithms.models.class_names import LONGEST, names_differ, names_f
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
-        (["a"], "1 class_names for 2 classes; give one a class"),
+        (["a"], "1 class_names for 2 classes; give one per class"),
         (["a", "b", "c"], "3 class_names for 2 classes"),
         ([], "0 class_names for 2 classes"),
         (["a", "a"], "classes 0 and 1 are both named 'a'; name them apart"),

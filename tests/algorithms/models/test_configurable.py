@@ -156,7 +156,7 @@ def test_what_a_job_leaves_out_has_its_default_and_one_spelling(name):
         (
             "tab-resnet",
             {"options": {"width": 4096, "hidden": 4096, "blocks": 9}},
-            "has 302,116,867 parameters; lower input or classes, 268,435,456 are the most",
+            "has 302,116,867 parameters; lower input, classes or outputs, 268,435,456 are",
         ),
         ("series-resnet", {"input": [1, 2, 3]}, r"takes records \[channels, length\] or .*, not"),
         ("volume-resnet", {"input": [1, 8, 8]}, r"takes records \[channels, depth, height, wid"),

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from support.counted import tallied
 
 from staddle.algorithms.tasks.class_counting import ClassCounting
-from staddle.algorithms.tasks.counting import gathered
 from staddle.algorithms.tasks.measures import LARGEST_SCORE
 from staddle.algorithms.tasks.table_counting import RIGHT
 
@@ -20,18 +20,10 @@ def drawn(classes, n=300, seed=0):
     return torch.from_numpy(logits), torch.from_numpy(labels)
 
 
-def counted(counting, logits, labels, pieces=1):
-    marks = gathered(counting)
-    for piece in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True):
-        for name, mark in counting.marks(*piece).items():
-            marks[name].append(mark.numpy())
-    return counting.count(marks, [piece.numpy() for piece in labels.chunk(pieces)])
-
-
 @pytest.mark.parametrize("classes", [2, 5])
 def test_each_record_is_where_it_belongs(classes):
     counting, (logits, labels) = ClassCounting(classes, confusion=True, bins=10), drawn(classes)
-    found = counted(counting, logits, labels, pieces=7)
+    found = tallied(counting, logits, labels, pieces=7)
     slow = np.zeros((classes, classes), np.int64)
     first = classes - counting.scored
     scores = np.zeros((counting.scored, 2, 10), np.int64)
@@ -53,17 +45,17 @@ def test_each_record_is_where_it_belongs(classes):
 
 def test_what_no_job_asks_for_is_not_there_and_tallies_compare_by_value():
     logits, labels = drawn(3)
-    plain = counted(ClassCounting(3), logits, labels)
+    plain = tallied(ClassCounting(3), logits, labels)
     assert plain.asked == {}
     assert ClassCounting(3).parts() == (RIGHT,)
-    assert plain == counted(ClassCounting(3), logits, labels, pieces=4)
-    assert plain != counted(ClassCounting(3), logits.flip(0), labels)
+    assert plain == tallied(ClassCounting(3), logits, labels, pieces=4)
+    assert plain != tallied(ClassCounting(3), logits.flip(0), labels)
     whole = ClassCounting(3, confusion=True, bins=4)
-    one, other = counted(whole, logits, labels), counted(whole, logits + 1e-3, labels)
+    one, other = tallied(whole, logits, labels), tallied(whole, logits + 1e-3, labels)
     assert one == other  # the same shift for all classes changes no score
     assert one != plain
-    assert one != counted(whole, logits * 3, labels)  # other bins alone
-    nothing = counted(whole, logits[:0], labels[:0])
+    assert one != tallied(whole, logits * 3, labels)  # other bins alone
+    nothing = tallied(whole, logits[:0], labels[:0])
     assert (nothing.records, nothing.confusion.sum(), nothing.scores.shape) == (0, 0, (3, 2, 4))
 
 
@@ -87,8 +79,8 @@ def test_marks_of_silos_at_once_are_those_of_each():
 
 def test_parts_have_a_table_per_model_and_contributions_fit_them():
     counting, data = ClassCounting(3, confusion=True, bins=4), drawn(3)
-    tally = counted(counting, *data)
-    other = counted(counting, data[0].flip(0), data[1])
+    tally = tallied(counting, *data)
+    other = tallied(counting, data[0].flip(0), data[1])
     confusion, scores, right = counting.parts()
     assert (confusion.name, scores.name, right) == ("confusion", "scores", RIGHT)
     contributions = counting.contributions(tally, other)
@@ -111,11 +103,11 @@ def test_parts_have_a_table_per_model_and_contributions_fit_them():
 def test_one_record_changes_no_more_than_the_sensitivity(classes, squared):
     """Without one record, all counts of both models together."""
     counting, (logits, labels) = ClassCounting(classes, confusion=True, bins=6), drawn(classes, 40)
-    whole = counted(counting, logits, labels)
+    whole = tallied(counting, logits, labels)
     largest = 0
     for record in range(40):
         others = torch.arange(40) != record
-        less = counted(counting, logits[others], labels[others])
+        less = tallied(counting, logits[others], labels[others])
         changes = [whole.records - less.records, *[whole.correct - less.correct] * 2]
         for name in ("confusion", "scores"):
             changes += [*(whole.asked[name] - less.asked[name]).reshape(-1)] * 2
@@ -131,9 +123,9 @@ def test_private_tables_are_bounded_on_both_sides():
 
 def test_tallies_pool():
     counting, (logits, labels) = ClassCounting(3, confusion=True, bins=4), drawn(3)
-    halves = [counted(counting, logits[own], labels[own]) for own in (slice(100), slice(100, 300))]
-    assert counting.pooled(halves) == counted(counting, logits, labels)
+    halves = [tallied(counting, logits[own], labels[own]) for own in (slice(100), slice(100, 300))]
+    assert counting.pooled(halves) == tallied(counting, logits, labels)
     plain = ClassCounting(3)
-    alone = plain.pooled([counted(plain, logits, labels)])
+    alone = plain.pooled([tallied(plain, logits, labels)])
     assert alone.asked == {}
     assert alone.tables.keys() == {"by_class"}

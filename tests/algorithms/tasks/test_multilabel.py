@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from support.counted import tallied
 
-from staddle.algorithms.tasks.counting import gathered
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.multilabel import Multilabel
 
@@ -21,11 +21,7 @@ def drawn(n=200, labels=3, seed=0):
 
 def counted(logits, y, metrics=ALL, pieces=3):
     counting = Multilabel().counting(3, metrics, noised=False)
-    marks = gathered(counting)
-    for own, truth in zip(logits.chunk(pieces), y.chunk(pieces), strict=True):
-        for name, mark in counting.marks(own, truth).items():
-            marks[name].append(mark.numpy())
-    return counting, counting.count(marks, [piece.numpy() for piece in y.chunk(pieces)])
+    return counting, tallied(counting, logits, y, pieces)
 
 
 def test_the_loss_is_the_mean_over_the_labels():

@@ -3,15 +3,20 @@
 import sys
 
 import pytest
+import torch
 from support.other_tasks import document, shards
 from support.refusals import refused
 
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.evaluated import evaluated, evaluation_of, form_of
 from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.training.record_checks import check_records
+from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
+from staddle.simulator.run.history import of_round
 
 QUANTILE = {"kind": "quantile", "range": [0.0, 40.0], "unit": "days", "level": 0.8}
 
@@ -103,3 +108,36 @@ def test_names_of_the_table_are_taken():
     job = make()
     assert type(job.task).__module__ == "staddle.algorithms.tasks.regression"
     assert job.packages == ()
+
+
+def test_labels_are_checked_whatever_a_package_says():
+    model = {"name": "mlp", "input": [1, 1, 6], "classes": 2}
+    job = make(task={"kind": "careless"}, model=model, metrics={})
+    x = torch.zeros(3, 1, 1, 6)
+    check_records(job, Dataset(x, torch.tensor([0, 1, 1])), "here")
+    for label in (-1, 2):
+        with refused(f"here: label {label} in 1 of 3 records"):
+            check_records(job, Dataset(x, torch.tensor([0, 1, label])), "here")
+
+
+def test_code_of_a_package_that_fails_is_an_error_of_its_own():
+    failing = {"kind": "failing", "range": [0.0, 1.0]}
+    with pytest.raises(LocalError, match="task 'failing' fails: nothing to count; correct it"):
+        JobFile.model_validate(document("regression", task={**failing, "where": "counting"}))
+    job = make(task={**failing, "where": "records"})
+    with refused("task 'failing' fails: 'y'; correct it, or choose another"):
+        check_records(job, shards("regression")["a"][0], "here")
+
+
+def test_a_private_job_keeps_a_packages_sums_at_home():
+    privacy = {"epsilon": 1, "delta": 1e-5, "sample_rate": 0.5}
+    make(task=QUANTILE, privacy=privacy)
+    with pytest.raises(ValueError, match="metrics_sigma with the task 'quantile' of an installed"):
+        make(task=QUANTILE, privacy={**privacy, "metrics_sigma": 1.0})
+
+
+def test_a_score_that_is_no_number_is_not_kept():
+    job = make(task={"kind": "failing", "range": [0.0, 40.0], "where": ""}, rounds=1)
+    reports = {silo: own[0] for silo, own in simulate(job, shards("regression")).history.items()}
+    with refused("selected/before after round 1: silo 'a' has a score that is NaN"):
+        of_round(1, reports)

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from support.counted import tallied
 from support.other_tasks import document, records
 from support.refusals import refused
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.tasks.counting import flattened, gathered
+from staddle.algorithms.tasks.counting import flattened
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.tasks.task import histogram
@@ -22,11 +23,7 @@ Y = torch.tensor([10.0, 30.0, 50.0, 20.0])
 
 def counted(task, outputs, y, pieces=1):
     counting = task.counting(1, MetricsTable(targets=True), noised=False)
-    marks = gathered(counting)
-    for own, truth in zip(outputs.chunk(pieces), y.chunk(pieces), strict=True):
-        for name, mark in counting.marks(own, truth).items():
-            marks[name].append(mark.numpy())
-    return counting, counting.count(marks, [piece.numpy() for piece in y.chunk(pieces)])
+    return counting, tallied(counting, outputs, y, pieces)
 
 
 @pytest.mark.parametrize(

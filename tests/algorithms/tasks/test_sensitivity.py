@@ -2,22 +2,18 @@
 
 import pytest
 import torch
+from support.counted import tallied
 from support.other_tasks import TASKS, document, records
 
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.tasks.counting import gathered
 
 ODD = [float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 0.0]
 
 
 def sums_of(job, outputs, y):
     """All sums of both models, in units, by place."""
-    counting, tallies = job.counting, []
-    for own in outputs:
-        marks = gathered(counting)
-        for name, mark in counting.marks(own, y).items():
-            marks[name].append(mark.numpy())
-        tallies.append(counting.count(marks, [y.numpy()]))
+    counting = job.counting
+    tallies = [tallied(counting, own, y) for own in outputs]
     return {
         (part, name): value.double() / counting.unit(part, name)
         for part, contribution in counting.contributions(*tallies).items()

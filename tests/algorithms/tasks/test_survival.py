@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted import tallied
 
-from staddle.algorithms.tasks.counting import gathered
 from staddle.algorithms.tasks.measures import concordance
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.survival import DiscreteSurvival
@@ -83,11 +83,7 @@ def test_concordance_counts_all_pairs(records):
 
 def counted(logits, y, bins=64, pieces=1):
     counting = TASK.counting(3, MetricsTable(risk_bins=bins), noised=False)
-    marks = gathered(counting)
-    for own, truth in zip(logits.chunk(pieces), y.chunk(pieces), strict=True):
-        for name, mark in counting.marks(own, truth).items():
-            marks[name].append(mark.numpy())
-    return counting, counting.count(marks, [piece.numpy() for piece in y.chunk(pieces)])
+    return counting, tallied(counting, logits, y, pieces)
 
 
 def drawn(n=120, seed=2):

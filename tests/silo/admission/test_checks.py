@@ -680,7 +680,7 @@ def test_5_missing_data_is_refused(refused, tmp_path):
         (np.zeros((9, 1, 8, 7), np.float32), np.zeros(9, np.int64), "takes"),
         (np.zeros((9, 1, 8, 8), np.float32), np.full(9, 3), "label 3 in 9 of 9 records"),
         (np.zeros((9, 1, 8, 8), np.float32), np.full(9, -1), "label -1 in 9 of 9 records"),
-        (np.zeros((9, 1, 8, 8), np.float32), np.zeros(8, np.int64), "one label per record"),
+        (np.zeros((9, 1, 8, 8), np.float32), np.zeros(8, np.int64), "one target per record"),
         (np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), "0 records"),
         (np.full((9, 1, 8, 8), np.nan, np.float32), np.zeros(9, np.int64), "NaN"),
         (np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64), "1 records"),
