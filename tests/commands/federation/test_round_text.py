@@ -227,3 +227,37 @@ def test_a_line_of_a_job_names_who_declined():
     assert line.endswith("their own logs say why")
     del status.answers["b"]
     assert "declined" not in jobs._line(status)
+
+
+TABLE_NAMES = ("confusion", "scores", "risks", "targets.target", "roc")
+
+
+@pytest.mark.parametrize("job", [CLASSES, LABELS, DAYS, SURVIVAL])
+def test_numbers_under_the_names_of_tables_say_nothing(job):
+    names = {f"{name}.trained": 3 for name in TABLE_NAMES} | {"targets.target": 5}
+    plain, told = said(closed(), job=job), said(closed(sums=SUMS | names), job=job)
+    assert told[1] == plain[1]
+    assert (told[2], plain[2]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "counts"),
+    [
+        ("tested", (1,), [3]),
+        ("own", (1,) * 9, [3]),
+        ("own", (0, 2**32 - 1, 2**32 - 1), []),
+        ("own", (), [3]),
+        ("own", (2, 2), [1, 2, 3]),
+    ],
+)
+def test_odd_tables_of_another_projects_task_are_refused(name, shape, counts):
+    round_ = closed()
+    round_.tables.add(name=name, shape=shape, counts=counts)
+    with pytest.raises(PeerError, match="which the job does not make"):
+        said(round_, job=OTHERS)
+
+
+def test_an_evaluation_too_large_to_cross_is_refused_before_it_is_read():
+    huge = {"model": {"classes": 100_000}, "metrics": {"confusion": True}}
+    with pytest.raises(PeerError, match="does not say what the job's sums are"):
+        said(closed(), job=huge)
