@@ -25,6 +25,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 AVAILABLE = re.compile(r"^MemAvailable:\s*(\d+)", re.MULTILINE)  # KiB
+FEWER = "give fewer records, free memory, or replace the file if it should be smaller"
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # of a control group: limit, use, and the page cache in it that the kernel gives up first; version
 # 2, 1
@@ -66,18 +67,17 @@ def _check_mode(path: Path, mode: int) -> None:
         raise LocalError(f"{path}: is {kind}, not a file; put a file with the records there")
 
 
-def check_fits(path: Path, needed: int, what: str) -> None:
+def check_fits(path: Path, needed: int, what: str, fix: str = FEWER) -> None:
     """Raise LocalError where reading would take more memory than is available.
 
-    ``needed`` is in bytes; ``what`` names in the error what needs them.
+    ``needed`` is in bytes; ``what`` names in the error what needs them, ``fix`` says what to do.
     """
     available = available_memory()
     if needed > available:
         held = f", holds {path.stat().st_size:,} bytes" if path.is_file() else ""
         raise LocalError(
             f"{path}{held}: {what} would take {needed:,} bytes of memory, {available:,} are"
-            " available; give fewer records, free memory, or replace the file if it should be"
-            " smaller"
+            f" available; {fix}"
         )
 
 

@@ -563,6 +563,9 @@ class Agent:
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
+        # This agent stops: the next one is asked again.
+        except CancelledError:
+            return Worked()
         except (PeerError, LocalError) as error:
             code = _code(error)
             log.problem("job.finish_failed", job=finished.job, why=str(error))

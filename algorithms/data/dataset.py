@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import LocalError
+from ..numerics.devices import CPU
 from .arrays import FIXES, read_arrays
 from .features import Feature
+from .lazy import LazyRecords
 
 # Two domains, so that an id of 8 bytes is no index.
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
@@ -29,13 +31,14 @@ class Dataset:
     """Records ``x`` [N, …] float32, and what is true of them, ``y`` [N, …] int64 or float32.
 
     In a classification ``y`` [N] are class numbers (algorithms/tasks). Where known, the classes'
-    names, the records' ids and what each feature is.
+    names, the records' ids and what each feature is. ``x`` may be read when it is used (lazy.py);
+    ``y`` is always in memory.
 
     ``sources`` names where each record comes from, such as a hospital; records of one of
     ``groups``, such as windows that overlap, are on one side of the split.
     """
 
-    x: Tensor
+    x: Tensor | LazyRecords
     y: Tensor
     class_names: tuple[str, ...] | None = None
     ids: tuple[str, ...] | None = None
@@ -71,8 +74,20 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def held(self) -> Tensor:
+        """The records ``x`` in memory; LocalError where they are read when they are used."""
+        if isinstance(self.x, LazyRecords):
+            raise LocalError(
+                "records that are read when they are used (data.lazy) cannot be taken whole here;"
+                " leave data.lazy out"
+            )
+        return self.x
+
     def to(self, device: torch.device) -> "Dataset":
-        """The data set on a device; itself where the records are there already."""
+        """The data set on a device; itself where the records are there already, or are lazy."""
+        if isinstance(self.x, LazyRecords):
+            return self
         x, y = self.x.to(device), self.y.to(device)
         if x is self.x and y is self.y:
             return self
@@ -88,19 +103,58 @@ class Dataset:
         texts: dict[str, Any] = {}
         for key, known in self.by_record().items():
             texts[key] = tuple(known[place] for place in places)
-        return replace(self, x=self.x[index], y=self.y[index], **texts)
+        x = self.x.take(index.numpy()) if isinstance(self.x, LazyRecords) else self.x[index]
+        return replace(self, x=x, y=self.y[index], **texts)
 
 
-def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Records and labels at some places, on a device.
+def batches_of(
+    data: Dataset, batches: Iterable[NDArray[np.int64]], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The records and targets of each batch in turn, on a device.
 
-    ``where`` is a slice, or int64 places [B] on any device.
+    ``batches`` are indices [B] int64. A list may be read ahead. Any other iterable is asked for
+    a batch only when it is that batch's turn, so a private step draws its records only when it
+    is taken.
     """
-    if isinstance(where, slice):
-        return data.x[where].to(device), data.y[where].to(device)
-    # ``index_select`` needs the index on the records' device.
-    index = where.to(data.x.device)
-    return data.x.index_select(0, index).to(device), data.y.index_select(0, index).to(device)
+    if isinstance(data.x, LazyRecords):
+        for index, x in data.x.batches(batches, device):
+            yield x, data.y[torch.from_numpy(index)].to(device)
+        return
+    for own in _places(batches, data.x.device):
+        yield data.x.index_select(0, own).to(device), data.y.index_select(0, own).to(device)
+
+
+def chunks_of(
+    data: Dataset, rows: int, device: torch.device = CPU
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """All records and targets in order, so many at a time, on a device."""
+    starts = range(0, len(data), rows)
+    if isinstance(data.x, LazyRecords):
+        everything = np.arange(len(data))
+        yield from batches_of(data, [everything[start : start + rows] for start in starts], device)
+        return
+    for start in starts:
+        piece = slice(start, start + rows)
+        yield data.x[piece].to(device), data.y[piece].to(device)
+
+
+def calls_of(data: Dataset, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """All records and targets in order, in calls of one size (``in_calls``)."""
+    for x, y in chunks_of(data, rows):
+        yield from in_calls(x, y, rows)
+
+
+def _places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
+    """The indices of an epoch's batches, on the device that holds the records.
+
+    They go to a GPU all at once, since each transfer waits.
+    """
+    if device == CPU:
+        return map(torch.from_numpy, batches)
+    whole = list(batches)
+    return torch.split(
+        torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole]
+    )
 
 
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -177,7 +231,7 @@ def save_npz(path: Path, data: Dataset) -> None:
     Texts are stored as fixed-width Unicode, since objects would be pickled. LocalError if the file
     cannot be written.
     """
-    arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
+    arrays: dict[str, Any] = {"x": data.held.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
     for name, texts in data.by_record().items():

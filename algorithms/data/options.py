@@ -18,16 +18,20 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ...files.documents import Strict
-from ...files.file_bounds import check_regular
+from ...files.file_bounds import check_fits, check_regular
 from ..models.build import ModelOptions, input_shape
 from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
 from .dataset import Dataset
+from .lazy import LazyRecords
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+COPIES = 2  # of the records in memory: these, and those of both sides of the split
+FEWER = "give fewer records, or free memory"
 
 
 class SourceTable(Strict):
@@ -165,6 +169,25 @@ class DataTable(SourceTable, ABC):
     def read_at(self, shape: Shape) -> Dataset:
         """The records in a shape [channels, height, width], or in their own if they have one."""
         return self.read()
+
+
+class OneByOne(DataTable):
+    """A kind that reads its records one by one, at first or when they are used."""
+
+    lazy: bool = False
+    """Records are read when they are used (lazy.py), and may be more than the memory holds."""
+    workers: Annotated[int, Field(strict=True, ge=0, le=256)] = 0
+    """Processes that read records; 0: this one alone."""
+
+    def check_fits(self, needed: int, what: str) -> None:
+        """LocalError where so many bytes are too many, unless the records are lazy."""
+        if not self.lazy:
+            place = self.path or Path(self.title)
+            check_fits(place, COPIES * needed, what, f"{FEWER}; or set data.lazy = true")
+
+    def placed(self, records: LazyRecords) -> Tensor | LazyRecords:
+        """The records as they are, or in memory."""
+        return records if self.lazy else records.whole()
 
 
 class Pixels(DataTable):

@@ -137,7 +137,7 @@ class Resident:
         try:
             self.x, self.y = (
                 torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
-                for like in (first.x, first.y)
+                for like in (first.held, first.y)
             )
         # An AssertionError comes from a torch that was built without the device.
         except (RuntimeError, AssertionError) as error:
@@ -151,7 +151,7 @@ class Resident:
         for key, data in distinct.items():
             places = self._places[key] = range(at, at + len(data))
             # Copied once, at the start; rounds only send indices.
-            self.x[at : places.stop], self.y[at : places.stop] = data.x, data.y
+            self.x[at : places.stop], self.y[at : places.stop] = data.held, data.y
             at = places.stop
 
     def places(self, data: Dataset | None) -> range:

@@ -360,7 +360,9 @@ class Stacked:
             prepare(own, self._convolutions, self.device, self._precision)
             record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
             value_bytes = sum(tensor.nbytes for tensor in kept)
-            self._known[key] = _Template(key, modules, value_bytes, record, chunk(whole))
+            self._known[key] = _Template(
+                key, modules, value_bytes, record, chunk(whole, self._resident.x.shape)
+            )
         self._templates[silo] = self._known[key]
         return self._templates[silo]
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..course import Measurement, Parts
 from ..method import Method
 from ..tasks.counting import Counting, Marks, Tally, gathered
-from ..training.loop import EVALUATION_CHUNK, Modules
+from ..training.loop import Modules, evaluation_chunk
 from .stacked_layers import over_silos
 from .vmap_batches import Batch, together
 from .vmap_training import Silos, Values, couples, parts_of, rows_of
@@ -31,7 +31,7 @@ def evaluate(
 
     ``places`` are each silo's records in ``silos.x``, maybe none.
     """
-    exact, most = _evaluating(silos.modules), chunk(silos.modules)
+    exact, most = _evaluating(silos.modules), chunk(silos.modules, silos.x.shape)
     pieces = [_cut(own, most) for own in places]
 
     def marks(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def measure(
     cut = _halved
     # Batch norm without running statistics needs the chunks of silos one by one.
     if _evaluating(silos.modules):
-        cut = partial(_cut, chunk=chunk(silos.modules))
+        cut = partial(_cut, chunk=chunk(silos.modules, silos.x.shape))
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         found = measurement(parts_of(silos.modules, values), x, y)
@@ -111,15 +111,15 @@ def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]
     return tables
 
 
-def chunk(modules: Modules) -> int:
-    """How many of a silo's records are evaluated per call.
+def chunk(modules: Modules, shape: Sequence[int]) -> int:
+    """How many of a silo's records, of a set of this shape [N, …], are evaluated per call.
 
-    The modules are put in evaluation mode. It is ``EVALUATION_CHUNK`` if a record's output depends
-    on the others, else ``CHUNK``.
+    The modules are put in evaluation mode. It is that of ``evaluation_chunk`` if a record's
+    output depends on the others, else ``CHUNK``.
     """
     # Batch norm without running statistics gives other outputs in chunks of another size, so these
     # are cut as they are where silos are evaluated one by one.
-    return EVALUATION_CHUNK if _evaluating(modules) else CHUNK
+    return evaluation_chunk(shape) if _evaluating(modules) else CHUNK
 
 
 def _silos(batch: Batch, count: int) -> list[int]:

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from math import ceil, isfinite
-from typing import Protocol, TypeAlias
+from math import ceil, isfinite, prod
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,18 +21,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import CancelledError, LocalError
 from ..course import Measurement, Optimiser, Stage
-from ..data.dataset import Dataset, batch_of, in_calls
+from ..data.dataset import Dataset, batches_of, calls_of, chunks_of
 from ..method import Method
 from ..models.foreign import draws_randomly
-from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
+from ..numerics.devices import Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 from ..numerics.torch_draws import drawing
 from ..tasks.counting import Counting, Tally, gathered
 from .optimisers import clipped, move
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
+EVALUATION_BYTES = 2**26  # of such a call's records: a volume may have millions of values
 
 Modules: TypeAlias = Mapping[str, nn.Module]
+T = TypeVar("T")
 
 
 # trains one batch (x [B, …], y [B]) in place and returns its loss []
@@ -276,11 +278,10 @@ def train(
     for _ in range(stage.epochs):
         # Each epoch has its own shuffle, from the same generator.
         step_losses: list[Tensor] = []
-        for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
-            if cancelled():
-                raise CancelledError("training stopped between two batches, as asked")
+        batches = way.batches(stage, len(data), batch_size, rng, wrap)
+        for x, y in stoppable(batches_of(data, batches, device), cancelled):
             with drawn():
-                step_losses.append(step(*batch_of(data, index, device)))
+                step_losses.append(step(x, y))
             progress()
 
         # Reading a loss waits for the GPU, so all losses of an epoch are read at once.
@@ -291,6 +292,14 @@ def train(
     for module in modules.values():
         module.eval()
     return mean
+
+
+def stoppable(pieces: Iterable[T], cancelled: Callable[[], bool]) -> Iterator[T]:
+    """The pieces of some work in turn; CancelledError between two once ``cancelled()`` holds."""
+    for piece in pieces:
+        if cancelled():
+            raise CancelledError("stopped between two batches, as asked")
+        yield piece
 
 
 def _layers_draws(
@@ -304,34 +313,26 @@ def _layers_draws(
     return partial(drawing, draws)
 
 
-def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
-    """The indices of an epoch's batches, on the device that holds the records.
-
-    They go to a GPU all at once, since each transfer waits. On a CPU they stay lazy, so a private
-    step draws its records only when it is taken.
-    """
-    if device == CPU:
-        return map(torch.from_numpy, batches)
-    whole = list(batches)
-    return torch.split(
-        torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole]
-    )
-
-
 @torch.no_grad()
 def measure(
-    measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False
+    measurement: Measurement,
+    modules: Modules,
+    data: Dataset,
+    rows: bool = False,
+    cancelled: Callable[[], bool] = never,
 ) -> dict[str, Tensor]:
     """A measurement's sums over the records, or its ``rows``, in float64 on the host.
 
-    The modules are put in evaluation mode.
+    The modules are put in evaluation mode. CancelledError between two calls once ``cancelled()``
+    holds.
     """
     # In training mode batch norm would take these records into its statistics.
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
     device = device_of(modules.values())
-    for chunk in _chunks(data, device):
+    chunks = chunks_of(data, evaluation_chunk(data.x.shape), device)
+    for chunk in stoppable(chunks, cancelled):
         for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
 
@@ -343,17 +344,24 @@ def measure(
     return measured
 
 
-def _chunks(data: Dataset, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """All records and labels in order, on a device."""
-    for start in range(0, len(data), EVALUATION_CHUNK):
-        yield batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+def evaluation_chunk(shape: Sequence[int]) -> int:
+    """How many records, of a set of this shape [N, …], are evaluated per call."""
+    own = prod(shape[1:]) * torch.float32.itemsize
+    return min(EVALUATION_CHUNK, max(1, EVALUATION_BYTES // max(1, own)))
 
 
 @torch.no_grad()
 def evaluate(
-    method: Method, modules: Modules, data: Dataset, counting: Counting, rows: int | None = None
+    method: Method,
+    modules: Modules,
+    data: Dataset,
+    counting: Counting,
+    rows: int | None = None,
+    cancelled: Callable[[], bool] = never,
 ) -> Tally:
     """The counts of the silo's model on its records, in evaluation mode.
+
+    CancelledError between two calls once ``cancelled()`` holds.
 
     With ``rows`` every call has that size, so that no record's outputs depend on the number of
     records: matrix products round otherwise in calls of other sizes (clipped_sum.py).
@@ -363,11 +371,15 @@ def evaluate(
     device = device_of(modules.values())
     calls: Iterable[tuple[Tensor, Tensor, int]]
     if rows is None:
-        calls = ((x, y, len(x)) for x, y in _chunks(data, device))
+        chunks = chunks_of(data, evaluation_chunk(data.x.shape), device)
+        calls = ((x, y, len(x)) for x, y in chunks)
     else:
         # Calls of one size: rows that fill up the last one are not counted.
-        calls = in_calls(data.x, data.y, rows)
-    marks = [(counting.marks(method.predict(modules, x), y), records) for x, y, records in calls]
+        calls = calls_of(data, rows)
+    marks = [
+        (counting.marks(method.predict(modules, x), y), records)
+        for x, y, records in stoppable(calls, cancelled)
+    ]
     found = gathered(counting)
     # Only now, since reading marks waits for the GPU.
     for own, records in marks:

@@ -27,7 +27,7 @@ from torch.func import vmap
 
 from ...errors import LocalError
 from ..course import Facts, SiloState, Stage, Survey
-from ..data.dataset import Dataset, in_calls
+from ..data.dataset import Dataset, calls_of
 from ..exchange.delivery import Results
 from ..exchange.parts import WEIGHT, Contribution, Tensors
 from ..job.job import Job
@@ -466,7 +466,7 @@ def noisy_measure(
     # The first call tells names and shapes, so a method need not declare them.
     names: tuple[str, ...] = ()
     sums = ClippedSum((), table.statistics_clip, table.statistics_sigma)
-    for x, y, records in in_calls(data.x, data.y, table.physical_batch):
+    for x, y, records in calls_of(data, table.physical_batch):
         try:
             shares = vmap(share)(x, y)  # each [B, …]
         except RuntimeError as error:

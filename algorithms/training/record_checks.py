@@ -55,8 +55,9 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # Counts by class rely on it, whatever a task of another project says.
     if job.task.has_classes:
         _refuse(where, [labels_fault(records.y, job.model.width)])
-    # (4) Their values are numbers, most of them within the ranges that the job declares.
-    if not all_finite(x):
+    # (4) Their values are numbers, most of them within the ranges that the job declares. Lazy
+    # records are looked at when they are read, and have no features.
+    if isinstance(x, torch.Tensor) and not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
         raise LocalError(
             f"{where}: x holds NaN or a value beyond float32 in record {record}; clean it first"
@@ -64,7 +65,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # The answer leaves: in a private job it must not depend on any record, and elsewhere not on a
     # single one, or an operator could find it by the ranges of several jobs.
     if job.privacy is None:
-        _refuse(where, out_of_range(job.features, x, LARGEST_MISS))
+        if job.features:
+            _refuse(where, out_of_range(job.features, records.held, LARGEST_MISS))
         with guard(job.task):
             _refuse(where, [job.task.range_fault(records.y)])
     # (5) Where both name the classes, a label means the same in both.
@@ -144,8 +146,8 @@ def range_advice(job: Job, *sides: Dataset) -> list[str]:
     where they are many.
     """
     found: Counter[str] = Counter()
-    for side in sides:
-        found.update(outside(job.features, side.x))
+    for side in sides if job.features else ():
+        found.update(outside(job.features, side.held))
     everyone = sum(map(len, sides))
     told = [
         f"feature {name!r}: {records} of {everyone} records are outside the range that the job"

@@ -113,7 +113,7 @@ def local_round(
     check_private(job, private, device)
     # Checked first, since methods rely on the wire list.
     check_delivered(job, round_, delivered)
-    side = _side(method, job, client, round_, train_data, way, private)
+    side = _side(method, job, client, round_, train_data, way, private, cancelled)
     held, state = state, side.deliver(state, delivered)
     # This round's step is measured from the delivered model (``lengthened``).
     began = state.parts
@@ -127,7 +127,7 @@ def local_round(
     modules = to_modules(method, client, state, device)
     # In a private job all calls have one size: else the number of records could change a result.
     rows = None if private is None else job.private.physical_batch
-    seen_delivered = evaluate(method, modules, test_data, job.counting, rows)
+    seen_delivered = evaluate(method, modules, test_data, job.counting, rows, cancelled)
     side.evaluated(modules)
     side.measure(modules, train_data)
 
@@ -160,7 +160,7 @@ def local_round(
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
-    seen_trained = evaluate(method, modules, test_data, job.counting, rows)
+    seen_trained = evaluate(method, modules, test_data, job.counting, rows, cancelled)
     side.evaluated(modules)
     report = RoundReport(round_, len(train_data), seen_delivered, seen_trained, loss)
 
@@ -239,9 +239,10 @@ def _side(
     data: Dataset,
     way: Stepper,
     private: PrivateSilo | None,
+    cancelled: Callable[[], bool],
 ) -> Side:
     if private is None:
-        return ClearRound(method, facts_of(job, client, round_, data), way)
+        return ClearRound(method, facts_of(job, client, round_, data), way, cancelled)
     from .private_round import PrivateRound  # noqa: PLC0415 - Opacus takes two seconds to import
 
     return PrivateRound(method, job, client, round_, data, private)
@@ -281,11 +282,12 @@ def look(
     validation_data: Dataset | None = None,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
+    cancelled: Callable[[], bool] = never,
 ) -> Evaluation:
     """Evaluate the model with which round ``round_`` would begin at this silo.
 
-    Nothing is trained, contributed or spent. PeerError if the job's schema does not allow the
-    delivery.
+    Nothing is trained, contributed or spent. CancelledError once ``cancelled()`` holds. PeerError
+    if the job's schema does not allow the delivery.
     """
     check_private(job, private, device)
     # An evaluation must not cost budget: a private job uses the counts that it has released.
@@ -306,9 +308,9 @@ def look(
     # One set of modules holds both models, one after the other: GPU memory is not taken twice.
     modules = to_modules(method, client, fresh, device)
     sides = [data for data in (test_data, validation_data) if data is not None]
-    new = [evaluate(method, modules, data, job.counting) for data in sides]
+    new = [evaluate(method, modules, data, job.counting, None, cancelled) for data in sides]
     load_values(modules, state, device)
-    old = [evaluate(method, modules, data, job.counting) for data in sides]
+    old = [evaluate(method, modules, data, job.counting, None, cancelled) for data in sides]
     return Evaluation(fresh, *map(Seen, new, old))
 
 
@@ -323,6 +325,7 @@ def final_round(
     trained: bool = True,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
+    cancelled: Callable[[], bool] = never,
 ) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
@@ -341,6 +344,7 @@ def final_round(
         client,
         private=private,
         device=device,
+        cancelled=cancelled,
     )
     return RoundOutcome(kept(method, state, last, trained), {}, final_report(job, last))
 

@@ -97,7 +97,7 @@ class JobTraining:
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model.
 
-        The job is finished here once its model is on the disk.
+        The job is finished here once its model is on the disk. CancelledError if it was stopped.
         """
         torch.set_num_threads(self.threads)
         job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
@@ -112,6 +112,7 @@ class JobTraining:
             trained=counted > 0,
             private=self.private,
             device=here.device,
+            cancelled=self.cancelled,
         )
         self.folder.save_model(outcome.state)
         self.folder.finish(outcome.report, self._facts())

@@ -12,6 +12,7 @@ from typing import Self
 
 import torch
 
+from ...algorithms.data.lazy import LazyRecords
 from ...algorithms.engines.cuda_graphs import AsItIs, Graphs, way_on
 from ...algorithms.engines.engine import Engine, Records, Serial
 from ...algorithms.engines.simulation import nothing
@@ -77,7 +78,7 @@ def choose(
         _check_cpu(gpu)
         # Workers have one thread each, so more of them than cores gain nothing.
         if workers is None:
-            workers = usable_cores()
+            workers = 1 if any(map(_lazy, records.values())) else usable_cores()
         return _on_cpu(records, workers)
     if workers is not None:
         raise LocalError(
@@ -103,10 +104,20 @@ def _check_cpu(gpu: OnGpu) -> None:
         )
 
 
+def _lazy(own: Records) -> bool:
+    return any(isinstance(side.x, LazyRecords) for side in own.sides)
+
+
 def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     if workers < 1:
         raise LocalError(
             f"workers = {workers}; give 1 or more, or leave it out for {usable_cores()}, one a core"
+        )
+    if workers > 1 and any(map(_lazy, records.values())):
+        raise LocalError(
+            f"workers = {workers}: records that are read when they are used (data.lazy) are read by"
+            " processes of their own, for one silo after another; leave workers out, and set"
+            " data.workers"
         )
     # A worker trains one silo at a time, so more workers than silos would stay idle.
     count = min(workers, len(records))
@@ -127,13 +138,15 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
 
 def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
     cuda, precision = find(device), gpu.precision
+    # Stacked silos need all records on the device.
+    lazy = any(map(_lazy, records.values()))
     # Refuse it before the first run begins.
     check_precision(cuda, precision)
 
     def engine(job: Job) -> Engine:
         # Layers would draw other numbers if silos were stacked, and the same in each replayed step.
         draws = draws_randomly(job.model)
-        if draws or not maps(job.model) or not gpu.stacked:
+        if draws or not maps(job.model) or not gpu.stacked or lazy:
             way = way_on(cuda, precision, graphs=gpu.graphs and not draws)
             return Serial(job, records, device=cuda, way=way)
         recorder: Graphs | AsItIs = AsItIs()
@@ -146,7 +159,7 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
     name = torch.cuda.get_device_name(cuda)
     # With the name of the GPU, since other models may round differently.
     where, made_with = [f"{name} ({cuda})"], [f"cuda ({name}, {gibibytes(cuda)} GiB)"]
-    if gpu.stacked:
+    if gpu.stacked and not lazy:
         where.append("silos stacked")
     else:
         where.append("silos one by one")

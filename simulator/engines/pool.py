@@ -13,7 +13,6 @@ mistake in the program, and ends the process.
 
 import copyreg
 import io
-import multiprocessing
 import os
 import signal
 import sys
@@ -38,6 +37,7 @@ from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError
+from ...files.processes import threadless
 from .shared_memory import Descriptor, mapped, written
 
 Task: TypeAlias = Literal["train", "look"]
@@ -169,8 +169,7 @@ class Crew:
         self._sizes = {silo: len(own.train) for silo, own in records.items()}
         self._workers: list[_Worker] = []
         # torch is loaded once, and no lock of it is held
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([serve.__module__])
+        self._context = threadless(serve.__module__)
         # Once for all processes: records may take most of the memory.
         file, table = written(records)
         # Closed once the workers have descriptors of their own.

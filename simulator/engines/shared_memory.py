@@ -88,7 +88,7 @@ def mapped(descriptor: int, table: int) -> dict[str, Records]:
 
 
 def _bytes(own: Records) -> int:
-    return sum(data.x.nbytes + data.y.nbytes for _, data in _sides(own))
+    return sum(data.held.nbytes + data.y.nbytes for _, data in _sides(own))
 
 
 def _received(duplicate: Any) -> int:
@@ -113,7 +113,7 @@ def _write(
         for side, data in _sides(own):
             # Silos that share test records share one object: write it once.
             if id(data) not in known:
-                known[id(data)] = _put(file, data.x), _put(file, data.y)
+                known[id(data)] = _put(file, data.held), _put(file, data.y)
             positions[silo][side] = known[id(data)]
     return positions
 

@@ -7,6 +7,7 @@ take what the data set takes, which is rearranged where it was read. CIFAR-10's 
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...algorithms.data.dataset import Dataset
+from ...algorithms.data.lazy import LazyRecords
 from ...algorithms.data.options import DataTable
 from ...algorithms.data.sources import synthetic
 from ...algorithms.engines.engine import Records
@@ -145,9 +147,11 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
     for own in sides.values():
         pieces += (own.train, own.validation, own.test)
     order = np.concatenate(pieces)
+    if isinstance(data.x, LazyRecords):
+        return {silo: _taken(data, own) for silo, own in sides.items()}
     # Records of no silo go to the end.
     rest = np.setdiff1d(np.arange(len(data)), order, assume_unique=True)
-    x, y = data.x.contiguous(), data.y[torch.from_numpy(order)]
+    x, y = data.held.contiguous(), data.y[torch.from_numpy(order)]
     # In place, since a second copy may not fit into memory.
     rearrange(x, np.concatenate([order, rest]))
 
@@ -166,6 +170,13 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
         test = following(len(own.test))
         records[silo] = Records(train, test, validation if len(validation) else None)
     return records
+
+
+def _taken(data: Dataset, own: Sides) -> Records:
+    """A silo's records of a data set that is read when it is used."""
+    bare = replace(data, ids=None, sources=None, groups=None)
+    validation = bare.take(own.validation) if len(own.validation) else None
+    return Records(bare.take(own.train), bare.take(own.test), validation)
 
 
 def rearrange(x: Tensor, order: NDArray[np.int64]) -> None:
@@ -209,9 +220,16 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
     for silo, own in records.items():
         for side, data in _sides(own).items():
             digest.update(canonical_json([silo, side, list(data.x.shape)]))
-            digest.update(data.x.contiguous().numpy().data)
+            digest.update(_bytes(data.x))
             digest.update(data.y.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def _bytes(x: Tensor | LazyRecords) -> memoryview | bytes:
+    if isinstance(x, LazyRecords):
+        # Nobody reads a whole set for its digest: which set it is, and which records.
+        return x.identity.encode() + b"\0" + x.rows.tobytes()
+    return x.contiguous().numpy().data
 
 
 def _notes(

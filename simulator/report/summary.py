@@ -214,7 +214,10 @@ def _job(run: Recorded) -> Job:
 
 
 def _job_less_seed(run: Recorded) -> Mapping[str, Any]:
-    return run.identity.job | {"seed": None}
+    """The job without its seed, and without the initial values that follow from the seed."""
+    job = run.identity.job
+    start = job.get("start")
+    return job | {"seed": None, "start": start and start["made_with"]}
 
 
 def _settings(run: Recorded) -> dict[str, str]:

@@ -70,9 +70,15 @@ class RunManifest(Strict):
     look_every: int
     made_with: MadeWith
 
-    def with_seed(self, seed: int) -> "RunManifest":
-        """The manifest of the same run with another seed."""
-        return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
+    def seeded_like(self, other: "RunManifest") -> "RunManifest":
+        """The manifest of the same run with another's seed, and what follows from that alone."""
+        if other.seed == self.seed:
+            return self
+        job = {**self.job, "seed": other.seed}
+        # Initial values that other code makes (Job.document).
+        if "start" in job and "start" in other.job:
+            job["start"] = {**job["start"], "sha256": other.job["start"]["sha256"]}
+        return self.model_copy(update={"seed": other.seed, "job": job})
 
     def to_bytes(self) -> bytes:
         """Canonical JSON and a newline.

@@ -44,7 +44,7 @@ def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
     for path, there in begun.items():
         if there.label == here.label:
             # Compare with the other's seed: nothing else may differ.
-            manifest.check_same(path, there, here.with_seed(there.seed))
+            manifest.check_same(path, there, here.seeded_like(there))
 
 
 def _check_experiment(path: Path, there: RunManifest, name: str, population: Population) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 
+import pytest
 import torch
 
 from staddle.algorithms.data.dataset import split
@@ -84,6 +85,78 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
     expected = simulate(running.jobs[0], shards)
     running.check_models(running.jobs[0], expected)
     assert expected.history["north"][-1].delivered.correct / len(shards["north"][1]) > 0.85
+
+
+PACKAGE = """kind = "package"
+name = "rows"
+file = "data.npz"
+lazy = true
+workers = {}
+"""
+
+
+@pytest.mark.timeout(180)
+def test_silos_whose_records_are_read_when_they_are_used_have_the_same_models(start, document):
+    """One with a process that reads, one without; a plain job, and a private one."""
+    silos = ("north", "east", "south")
+    running = start(*silos)
+    running.data = {
+        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 3)).read()
+        for k, silo in enumerate(silos, 1)
+    }
+    job = {**document("tumours", silos), "model": TUMOURS}
+    plain = running.job(job)
+    private = {"epsilon": 50.0, "delta": 1e-5, "sample_rate": 0.2, "sigma": "1.2"}
+    running.job({**job, "name": "private", "privacy": private})
+    running.start_coordinator()
+    for place, silo in enumerate(silos):
+        running.write_silo(silo)
+        if place < 2:
+            config = running.federation.silo_config(silo)
+            table = PACKAGE.format(place)
+            config.write_text(config.read_text().replace('file = "data.npz"\n', table))
+        running.start_silo(silo)
+    running.completed(120)
+    running.stop()
+    running.check_models(plain, simulate(plain, running.shards(silos)))
+    running.check_ledgers()
+
+
+def test_a_silo_that_is_stopped_in_its_last_tests_takes_the_result_when_it_returns(
+    start, document, tmp_path
+):
+    """Large sets take long to test, and nobody waits for that to stop an agent."""
+    running = start(*SILOS)
+    running.data = {
+        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 2)).read()
+        for k, silo in enumerate(SILOS, 1)
+    }
+    job = running.job({**document("tumours", SILOS), "model": TUMOURS, "rounds": 1})
+    coordinator = running.start_coordinator()
+    running.write_silo("north")
+    train, test = running.shards(["north"])["north"]
+    # The first record twice when the set is opened; tests, training, tests; then the last tests.
+    last = 2 + len(test) * 2 + len(train) * job.training.epochs + 5
+    armed = tmp_path / "armed"
+    armed.touch()
+    config = running.federation.silo_config("north")
+    table = (
+        'kind = "package"\nname = "stopping"\nfile = "data.npz"\nlazy = true\n'
+        f'options = {{ last = {last}, armed = "{armed}" }}\n'
+    )
+    config.write_text(config.read_text().replace('file = "data.npz"\n', table))
+    north = running.start_silo("north")
+    running.start_silos("east")
+    assert north.wait_for("stopped", 60)
+    assert not armed.exists()
+    assert running.events("north", "round.given")
+    assert running.events("north", "job.finished") == []
+    assert running.events("north", "job.finish_failed") == []
+    assert north.stop() == 0
+    running.start_silo("north").wait_for("job.finished", 60)
+    coordinator.wait_for("job.ended", 60)
+    running.stop()
+    running.check_models(job, simulate(job, running.shards(SILOS)))
 
 
 def write_csv(running, silo):

@@ -3,8 +3,14 @@
 docs/tasks.md has the class.
 """
 
+import gc
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -121,3 +127,86 @@ def one(path):
 
 def failing(path):
     raise OSError("no such scanner")
+
+
+class Listed(Waves):
+    """Records that say beforehand what is true of each."""
+
+    def __init__(self, path, lie=-1, **options):
+        super().__init__(path, **options)
+        self.targets = [super(Listed, self).__getitem__(number)[1] for number in range(self.count)]
+        if lie >= 0:
+            self.targets[lie] += 1
+
+
+def listed(path, **options):
+    return Listed(path, **options)
+
+
+def short(path):
+    dataset = Listed(path)
+    dataset.targets.pop()
+    return dataset
+
+
+def spoilt(path):
+    return Changed(lambda index, x, y: (x if index < 7 else x * float("nan"), y))
+
+
+def restless(path):
+    return Changed(lambda _, x, y: (x + torch.rand(()), y))
+
+
+class Rows(torch.utils.data.Dataset):
+    """Records of an .npz file, read from it one by one."""
+
+    def __init__(self, path):
+        with np.load(path) as arrays:
+            self.x, self.y = arrays["x"], arrays["y"]
+            self.ids = arrays["ids"].tolist() if "ids" in arrays else None
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.x[index]), self.y[index]
+
+
+def rows(path):
+    return Rows(path)
+
+
+def dying(path, main):
+    """A process other than ``main`` is killed when it reads record 20."""
+
+    def change(index, x, y):
+        if index == 20 and os.getpid() != main:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x, y
+
+    return Changed(change)
+
+
+class Stopping(Rows):
+    """Whoever reads record number ``last`` is asked to stop, and goes on once that is heard.
+
+    This is done once: ``armed`` is a file, which is removed.
+    """
+
+    def __init__(self, path, last, armed):
+        super().__init__(path)
+        self.targets, self.left, self.armed = self.y, last, Path(armed)
+
+    def __getitem__(self, index):
+        self.left -= 1
+        if not self.left and self.armed.exists():
+            self.armed.unlink()
+            (trainer,) = (own for own in gc.get_objects() if type(own).__name__ == "Trainer")
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not trainer.cancelled():
+                time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+def stopping(path, last, armed):
+    return Stopping(path, last, armed)

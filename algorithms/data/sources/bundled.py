@@ -32,7 +32,7 @@ class Bundled(Shared):
         sets = {"digits": digits, "breast-cancer": breast_cancer, "diabetes": diabetes}
         data = sets[self.name]()
         own = self.indices(len(data))
-        return Dataset(data.x[own], data.y[own], data.class_names, tuple(map(str, own.tolist())))
+        return Dataset(data.held[own], data.y[own], data.class_names, tuple(map(str, own.tolist())))
 
 
 def diabetes() -> Dataset:

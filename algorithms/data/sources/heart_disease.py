@@ -79,7 +79,7 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
             f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file"
             " again"
         )
-    columns = [_column(file, name, raw.x[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
+    columns = [_column(file, name, raw.held[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
     # Degrees 1 to 4 are all class 1.
     return torch.cat(columns, dim=1), (raw.y > 0).to(torch.int64)
 

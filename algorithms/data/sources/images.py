@@ -16,12 +16,14 @@ colour as the job's model asks; nothing is done to an image with transparency or
 colours but to name it.
 """
 
+import hashlib
 import itertools
 import math
 import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Literal
@@ -38,7 +40,8 @@ from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
-from ..options import ImageFiles, Names
+from ..lazy import LazyRecords
+from ..options import ImageFiles, Names, OneByOne
 
 FORMATS = ("PNG", "JPEG")  # no other decoder of Pillow's is reached
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -51,7 +54,7 @@ OPENING = Lock()  # what warnings do is the process's, and silos of a simulation
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
-class Images(ImageFiles):
+class Images(ImageFiles, OneByOne):
     """``kind = "images"``."""
 
     kind: Literal["images"]
@@ -111,15 +114,28 @@ class Images(ImageFiles):
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {error.strerror or error}"
             ) from error
-        x = read_all(self.folder, found.paths, shape, self.resize)
+        count, size = len(found.paths), math.prod(shape) * np.dtype(np.float32).itemsize
+        self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
+        # First: a wrong number of constants is no fault of an image.
+        self.normalised(torch.zeros(1, *shape), str(self.folder))
+        opened = partial(_Reading, self, found.paths, shape)
+        where, identity = str(self.folder), self._identity(found.paths)
+        x = LazyRecords.of(opened, count, shape, self.workers, where, identity)
         return Dataset(
-            self.normalised(x, str(self.folder)),
+            self.placed(x),
             torch.tensor(found.labels, dtype=torch.int64),
             self.class_names or classes,
             relative_ids(self.folder, found.paths),
             # Domains are the records' sources, by which a partition can deal them.
             None if self.domains is None else tuple(found.domains),
         )
+
+    def _identity(self, paths: Sequence[Path]) -> str:
+        """What tells two folders of images apart without decoding them: names, sizes, constants."""
+        digest = hashlib.sha256()
+        for name, path in zip(relative_ids(self.folder, paths), paths, strict=True):
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode(errors="surrogatepass"))
+        return f"images {digest.hexdigest()} {self.mean} {self.std} {self.resize}"
 
     def _find(self) -> "tuple[tuple[str, ...], _Found]":
         """The classes, and the images in the order of domains, classes and names."""
@@ -137,6 +153,18 @@ class Images(ImageFiles):
             found.labels.extend([label] * len(paths))
             found.domains.extend([root.name] * len(paths))
         return classes, found
+
+
+class _Reading:
+    """Reads one image after another; each process has its own."""
+
+    def __init__(self, table: Images, paths: Sequence[Path], shape: Shape) -> None:
+        self._table, self._paths, self._shape = table, paths, shape
+
+    def __call__(self, place: int) -> tuple[Tensor]:
+        pixels = read_pixels(self._paths[place], self._shape, self._table.resize)
+        record = torch.from_numpy(np.array(pixels))[None]
+        return (self._table.normalised(record, str(self._table.folder))[0],)
 
 
 @dataclass(frozen=True)

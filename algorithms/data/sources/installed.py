@@ -6,35 +6,35 @@ the model takes, a float32 tensor, and what is true of it. The silo's own people
 and name it in their configuration: no job brings it.
 
 Where the data set has them, ``ids``, ``sources`` and ``groups`` are one text per record,
-``class_names`` one per class.
+``class_names`` one per class, and ``targets`` what is true of each record, which spares reading all
+records for it.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from ....errors import LocalError
 from ....files import packages
-from ....files.file_bounds import check_fits
+from ....files.documents import canonical_json
 from ....files.packages import others_code
 from ..dataset import FEWEST_RECORDS, Dataset
-from ..options import DataTable
+from ..lazy import LazyRecords, Reader
+from ..options import OneByOne
 
-AT_ONCE = 64  # records that a worker hands over together
-COPIES = 2  # of the records: these, and those of both sides of the split
 FIX = "correct the data set, or data.options"
 TEXTS = ("class_names", "ids", "sources", "groups")
 
 Option = bool | int | float | str
+Pair: TypeAlias = tuple[Tensor, Tensor]  # a record, and what is true of it
 
 
-class Installed(DataTable):
+class Installed(OneByOne):
     """``kind = "package"``."""
 
     kind: Literal["package"]
@@ -44,8 +44,6 @@ class Installed(DataTable):
     folder: Path | None = None
     options: Annotated[dict[str, Option], Field(max_length=64)] = Field(default_factory=dict)
     """Further arguments of the function."""
-    workers: Annotated[int, Field(strict=True, ge=0, le=256)] = 0
-    """Processes that read records; 0: this one alone."""
 
     @pydantic.model_validator(mode="after")
     def _one_path(self) -> "Installed":
@@ -58,57 +56,114 @@ class Installed(DataTable):
 
         LocalError for records that do not fit the memory, or are not alike.
         """
-        made, where = packages.load(packages.DATASETS, self.name, f"data set {self.name!r}")
+        dataset, where = self.opened()
         with others_code(f"{where}, fails", FIX):
-            dataset = made(self.path, **self.options)
             count, first = len(dataset), _record(dataset[0], where, 0)
+            again = _record(dataset[0], where, 0)
         if count < FEWEST_RECORDS:
             raise LocalError(
                 f"{where}: {count} records; at least {FEWEST_RECORDS} are needed, to train and to"
                 " test"
             )
-        needed = COPIES * count * sum(tensor.nbytes for tensor in first)
-        check_fits(self.path or Path(self.name), needed, f"the {count:,} records of {self.name}")
-        # Rows of the whole are written in place: a list of pieces would be a second copy.
-        x, y = (tensor.new_empty(count, *tensor.shape) for tensor in first)
-        done = 0
-        with others_code(f"{where}, fails", FIX):
-            for number, (own_x, own_y) in enumerate(self._records(dataset, where)):
-                _check_alike(first, (own_x, own_y), where, number)
-                x[number], y[number] = own_x, own_y
-                done = number + 1
-        if done != count:
-            raise LocalError(f"{where}: has {done} records, and says {count}; {FIX}")
+        if not torch.equal(first[0], again[0]):
+            raise LocalError(
+                f"{where}: record 0 is another each time it is read; leave random changes out"
+            )
+        self.check_fits(count * sum(tensor.nbytes for tensor in first), f"the {count:,} records")
+        # What records look like, without their values, for other processes.
+        like = first[0].to("meta"), first[1].to("meta")
+        targets = _targets(dataset, count, like, where)
+        opened = partial(_reopened, self, like)
+        if not self.workers:
+            opened = partial(_reader, dataset, where, like, targets)
+        shape, identity = first[0].shape, self._identity()
+        records = LazyRecords.of(opened, count, shape, self.workers, where, identity)
+        x: Tensor | LazyRecords = records
+        if not self.lazy:
+            x, y = _at_once(records, like)
+        elif targets is None:
+            y = torch.cat([own for _, (_, own) in records.pieces()])
+        else:
+            y = targets
         class_names, ids, sources, groups = (_texts(dataset, name, where) for name in TEXTS)
         return Dataset(x, y, class_names, ids, sources, groups)
 
-    def _records(self, dataset: Any, where: str) -> Iterator[tuple[Tensor, Tensor]]:
-        loader = DataLoader(dataset, batch_size=AT_ONCE, num_workers=self.workers, collate_fn=list)
-        number = 0
-        for records in loader:
-            for record in records:
-                yield _record(record, where, number)
-                number += 1
+    def opened(self) -> tuple[Any, str]:
+        """The package's data set, and a text on whose it is."""
+        made, where = packages.load(packages.DATASETS, self.name, f"data set {self.name!r}")
+        with others_code(f"{where}, fails", FIX):
+            return made(self.path, **self.options), where
+
+    def _identity(self) -> str:
+        """Which records these are, wherever the package finds them."""
+        own = packages.package(packages.DATASETS, self.name, f"data set {self.name!r}")
+        options = {key: repr(value) for key, value in self.options.items()}
+        return canonical_json([own.name, own.version, own.sha256, self.name, options]).decode()
 
 
-def _record(record: Any, where: str, number: int) -> tuple[Tensor, Tensor]:
+def _reopened(table: Installed, like: Pair) -> Reader:
+    """What reads a data set in a process of its own."""
+    dataset, where = table.opened()
+    return _reader(dataset, where, like, _targets(dataset, len(dataset), like, where))
+
+
+def _reader(dataset: Any, where: str, like: Pair, targets: Tensor | None) -> Reader:
+    def read(place: int) -> Pair:
+        with others_code(f"{where}, fails at record {place}", FIX):
+            record = _record(dataset[place], where, place)
+        _check_alike(like, record, where, place)
+        if targets is not None and not torch.equal(record[1], targets[place]):
+            raise LocalError(f"{where}: targets says something else of record {place}; {FIX}")
+        return record
+
+    return read
+
+
+def _at_once(records: LazyRecords, like: Pair) -> Pair:
+    """All records and their targets in memory, each record read once."""
+    # Rows of the whole are written in place: a list of pieces would be a second copy.
+    x = torch.empty(records.shape)
+    y = torch.empty(len(records), *like[1].shape, dtype=like[1].dtype)
+    for rows, (own_x, own_y) in records.pieces():
+        x[rows], y[rows] = own_x, own_y
+    return x, y
+
+
+def _targets(dataset: Any, count: int, like: Pair, where: str) -> Tensor | None:
+    """What a data set says is true of all its records; None where it says nothing."""
+    found = getattr(dataset, "targets", None)
+    if found is None:
+        return None
+    with others_code(f"{where}: its targets cannot be read", FIX):
+        targets = _truth(found)
+    if targets.shape != (count, *like[1].shape) or targets.dtype != like[1].dtype:
+        raise LocalError(
+            f"{where}: targets is {targets.dtype} {list(targets.shape)} for {count} records, of"
+            f" which the first has {like[1].dtype} {list(like[1].shape)}; {FIX}"
+        )
+    return targets
+
+
+def _truth(found: Any) -> Tensor:
+    # Numbers of Python, and of other precisions, are meant as these two.
+    truth = torch.as_tensor(found)
+    return truth.float() if truth.is_floating_point() else truth.long()
+
+
+def _record(record: Any, where: str, number: int) -> Pair:
     """A record's tensors; LocalError where it is no pair of them."""
     match record:
         case (Tensor() as x, y):
-            truth = torch.as_tensor(y)
+            truth = _truth(y)
         case _:
             raise LocalError(f"{where}: record {number} is no pair of a tensor and a target; {FIX}")
-    # Numbers of Python, and of other precisions, are meant as these two.
-    truth = truth.float() if truth.is_floating_point() else truth.long()
     if x.dtype != torch.float32:
         raise LocalError(f"{where}: record {number} is {x.dtype}; give float32")
     return x, truth
 
 
-def _check_alike(
-    first: tuple[Tensor, Tensor], record: tuple[Tensor, Tensor], where: str, number: int
-) -> None:
-    for what, one, other in zip(("x", "y"), first, record, strict=True):
+def _check_alike(like: Pair, record: Pair, where: str, number: int) -> None:
+    for what, one, other in zip(("x", "y"), like, record, strict=True):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise LocalError(
                 f"{where}: {what} of record {number} is {other.dtype} {list(other.shape)}, that of"

@@ -113,11 +113,11 @@ def read_brca(folder: Path, years: int | None) -> Dataset:
 
     # Who was alive when last seen, before the years were over, has no known class and is left out.
     # The last feature is T in days; E is 1 if the patient has died.
-    days, died = raw.x[:, 0, 0, -1], raw.y == 1
+    days, died = raw.held[:, 0, 0, -1], raw.y == 1
     sources = tuple(region or "" for region in found)
     known = np.isin(np.array(sources), REGIONS)
     # T must not be a feature: it tells the class.
-    x = raw.x[..., :-1].contiguous()
+    x = raw.held[..., :-1].contiguous()
     if years is None:
         y = torch.stack([days, died.to(torch.float32)], dim=1)
         seen = np.flatnonzero((days > 0).numpy() & known)

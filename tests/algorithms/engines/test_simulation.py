@@ -2,11 +2,13 @@ from math import ceil
 
 import pytest
 import torch
+from support.numbered import lazily
 from support.refusals import refused
 from torch.testing import assert_close
 
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate, versions_bytes
+from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.exchange.plain import PlainExchange
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.numerics.devices import CPU
@@ -52,6 +54,26 @@ def test_a_job_and_that_of_its_document_have_the_same_bits(make_job, make_shards
     assert one.history == other.history
     assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
     assert_close(one.coordinator, other.coordinator, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in RERUNS if len(case.split()) == 1])
+def test_lazy_records_train_the_same_models(make_job, make_shards, case):
+    options = RERUNS[case]
+    model = {"fedaims": {"name": "convnet-digits"}, "fedssa": {"name": "digits-cnn-a"}}.get(case)
+    silos = [*FOUR, "e", "f"]
+    job = make_job(case, options, model, silos=silos, rounds=2, participation=0.7)
+    shards = make_shards(job, 9)
+    # One of the silos has a process that reads; which one makes no difference.
+    lazy = {
+        silo: tuple(lazily(side, workers=int(silo == "a")) for side in sides)
+        for silo, sides in shards.items()
+    }
+    one, other = simulate(job, shards), simulate(job, lazy)
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert_close(one.coordinator, other.coordinator, atol=0, rtol=0)
+    with refused(r"read when they are used \(data.lazy\) cannot be taken whole here"):
+        Stacked(job, {silo: Records(*sides) for silo, sides in lazy.items()})
 
 
 def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):

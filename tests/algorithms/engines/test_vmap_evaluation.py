@@ -47,7 +47,6 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     Where statistics are of the batch, each chunk is as it is for one silo.
     """
     monkeypatch.setattr(vmap_evaluation, "CHUNK", 8)
-    monkeypatch.setattr(vmap_evaluation, "EVALUATION_CHUNK", 12)
     monkeypatch.setattr("staddle.algorithms.training.loop.EVALUATION_CHUNK", 12)
     rng, sizes = np.random.default_rng(0), [5, 0, 31, 24, 12]
     x = torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support.jobs import make_data
+from support.numbered import lazily
 from support.other_tasks import TASKS, document, shards
 from support.refusals import refused
 from torch import nn
@@ -759,6 +760,23 @@ def test_cells_of_a_private_table_may_fall_below_zero(make_private):
 def tables_of(job):
     """The names of a job's parts of test counts."""
     return [part.name for part in job.up(0) if part.kind is Kind.METRIC]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("method", ["fedavg", "pfedsim", "fedaims"])
+def test_lazy_records_give_the_same_private_round(make_private, make_shards, method, workers):
+    """Records are drawn step by step however many processes read them."""
+    job = make_private(method, rounds=2)
+    shards = make_shards(job)
+    lazy = {silo: [lazily(side, workers) for side in sides] for silo, sides in shards.items()}
+    (one, paid), (other, paid_again) = simulated(job, shards), simulated(job, lazy)
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    taken = [
+        [[dict(spending.taken) for spending in own.spendings] for own in accounts.values()]
+        for accounts in (paid, paid_again)
+    ]
+    assert taken[0] == taken[1]
 
 
 def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):

@@ -146,6 +146,31 @@ def test_a_request_to_stop_ends_the_round(make_job):
         round_of(make_job(), cancelled=lambda: True)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedpac"])
+def test_a_request_to_stop_ends_whatever_reads_records(make_job, make_data, method):
+    """Tests of what came down, sums over the records, training, tests of what was trained."""
+    asked = []
+    whole = {"data": make_data(16), "cancelled": lambda: asked.append(1)}
+    round_of(make_job(method), **whole)
+    assert len(asked) == {"fedavg": 4, "fedpac": 8}[method]
+    for last in range(len(asked)):
+        answers = iter([*[False] * last, True])
+        with pytest.raises(CancelledError):
+            round_of(make_job(method), data=make_data(16), cancelled=lambda: next(answers))  # noqa: B023
+
+
+def test_a_request_to_stop_ends_the_tests_of_the_last_delivery(make_job, make_data):
+    job, data = make_job("local"), make_data(9)
+    state = initial_state(job.method(), "a")
+    for last in (0, 1):
+        answers = iter([*[False] * last, True])
+        with pytest.raises(CancelledError):
+            final_round(
+                job.method(), job, state, {}, data, data, "a",
+                cancelled=lambda: next(answers),  # noqa: B023
+            )  # fmt: skip
+
+
 def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
     for name, keeps_delivered in (("fedavg", True), ("fedper", False)):
         job = make_job(name)

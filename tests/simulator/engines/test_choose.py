@@ -4,8 +4,10 @@ import pytest
 import torch
 from support.refusals import refused
 
+from staddle.algorithms.data.lazy import LazyRecords
 from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
+from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.training.loop import PlainStepper
 from staddle.simulator.engines import choose as engines
 from staddle.simulator.engines.choose import OnGpu, choose
@@ -36,7 +38,8 @@ class Stacked:
         self.made_with, self.recorder, self.precision = (job, records, device), recorder, precision
 
 
-RECORDS = dict.fromkeys("abcde")
+SIDE = SimpleNamespace(x=torch.zeros(2, 1))
+RECORDS = dict.fromkeys("abcde", Records(SIDE, SIDE))
 JOB, DROPPING, RECURRENT = (
     SimpleNamespace(model=SimpleNamespace(draws=draws, maps=maps))
     for draws, maps in ((False, True), (True, True), (False, False))
@@ -96,6 +99,20 @@ def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
         assert found.engine(JOB) == ("serial", JOB, RECORDS)
     machine(1)
     assert choose(RECORDS, "auto", 1).where == "this process, one thread"
+
+
+def test_lazy_records_are_read_for_one_silo_after_another(machine, monkeypatch):
+    lazy = SimpleNamespace(x=LazyRecords.of(list, 2, (1,), 0, "the set"))
+    records = {**RECORDS, "b": Records(SIDE, lazy)}
+    assert choose(records).where == "this process, one thread"
+    assert choose(records, workers=1).where == "this process, one thread"
+    with refused(r"workers = 2: records that are read when they are used .* set data\.workers"):
+        choose(records, workers=2)
+    machine(1)
+    monkeypatch.setattr(engines, "Serial", lambda job, held, device, way: (job, held, device, way))
+    found = choose(records)
+    assert found.where == "GPU cuda:0 (cuda:0), silos one by one"
+    assert found.engine(JOB)[1] is records
 
 
 @pytest.mark.parametrize(("device", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])

@@ -220,6 +220,29 @@ def test_a_task_without_classes_deals_out_by_what_it_says_is_alike(experiment, t
         )
 
 
+PACKAGED = 'kind = "package"\nname = "{}"\nfile = "data.npz"\nlazy = {}'
+
+
+def test_lazy_records_are_dealt_out_and_have_a_digest_of_their_own(experiment, tmp_path):
+    save_npz(tmp_path / "data.npz", some(ids=tuple(map(str, range(60)))))
+    lazily, at_once = (PACKAGED.format("rows", way) for way in ("true", "false"))
+    others = SHARDS.replace("each = 2", "each = 1")
+    held, lazy, again, other = (
+        populate(experiment(data=data, partition=partition, model=GLM))
+        for data, partition in (
+            (at_once, SHARDS), (lazily, SHARDS), (lazily, SHARDS), (lazily, others),
+        )
+    )  # fmt: skip
+    for silo, own in held.records.items():
+        for one, two in zip(own.sides, lazy.records[silo].sides, strict=True):
+            assert torch.equal(two.x.whole(), one.x)
+            assert torch.equal(two.y, one.y)
+            assert (two.ids, one.ids) == (None, None)
+    # Of records that nobody read, the digest says which they are.
+    assert len({held.digest, lazy.digest, other.digest}) == 3
+    assert again.digest == lazy.digest
+
+
 def test_records_that_are_not_what_the_task_is_about_are_refused(experiment, tmp_path):
     save_npz(tmp_path / "data.npz", some())
     with refused(r"data\.npz: y is int64 \[N\], the job's task takes float32 \[N\]: a number per"):

@@ -220,6 +220,13 @@ def test_a_silo_in_no_cohort_keeps_what_was_delivered():
     assert drawn(recorded("x", 7, FIRST, "pfedsim", participation=1.0)) == set(RECORDS)
 
 
+def started(run, sha256, **versions):
+    """The run, as if its model began from values of this digest."""
+    start = {"sha256": sha256, "made_with": {"torch": "2.13", "lung": "0.1", **versions}}
+    job = run.identity.job | {"start": start}
+    return replace(run, identity=run.identity.model_copy(update={"job": job}))
+
+
 def test_what_cannot_be_compared_is_refused():
     one, other = recorded("fedavg", 1, FIRST), recorded("fedavg", 2, FIRST)
     check_comparable(groups(one, other), POPULATION)
@@ -228,6 +235,11 @@ def test_what_cannot_be_compared_is_refused():
     moved = replace(other, identity=other.identity.model_copy(update={"population": "6a" * 32}))
     with refused(r"out/fedavg/seed-2: its silos hold other records than those of out/fedavg/s"):
         check_comparable(groups(one, moved))
+    # Initial values of a package's model follow from the seed, but not what made them.
+    begun = [started(run, str(run.seed)) for run in (one, other)]
+    check_comparable(groups(*begun), POPULATION)
+    with refused("though both are labelled 'fedavg'; remove the one that is out of date"):
+        check_comparable(groups(begun[0], started(other, "2", torch="2.14")))
     changed = recorded("fedavg", 2, FIRST, training=TWICE)
     with refused("though both are labelled 'fedavg'; remove the one that is out of date"):
         check_comparable(groups(one, changed))

@@ -240,3 +240,19 @@ def test_a_subset_of_the_classes(tmp_path, read):
 def test_domains_and_subsets_that_contradict_themselves(tmp_path, fields, said):
     with pytest.raises(pydantic.ValidationError, match=said):
         Images(kind="images", folder=tmp_path, **fields)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lazy_images_are_those_in_memory(tmp_path, read, workers):
+    for n in range(5):
+        write(tmp_path / "ab"[n % 2] / f"{n}.png", pixels(4, 5))
+    constants = {"mean": [0.5], "std": [0.25]}
+    held, lazy = read(**constants, workers=workers), read(**constants, workers=workers, lazy=True)
+    assert torch.equal(lazy.x.whole(), held.x)
+    assert (lazy.ids, lazy.y.tolist()) == (held.ids, held.y.tolist())
+    assert lazy.x.identity == read(**constants, lazy=True).x.identity
+    assert lazy.x.identity != read(lazy=True).x.identity
+    (tmp_path / "a" / "0.png").write_text("no image")
+    with refused(r"a/0\.png: cannot read it as PNG or JPEG"):
+        lazy.x.whole()
+    assert lazy.x.identity != read(**constants, lazy=True).x.identity

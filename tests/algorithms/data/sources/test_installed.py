@@ -1,9 +1,11 @@
 """Data sets of installed packages: read as they are, and what is wrong with them is told."""
 
+import other_tasks
 import pytest
 import torch
 from support.refusals import refused
 
+from staddle.algorithms.data.lazy import LazyRecords
 from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.data.sources.installed import Installed
 
@@ -46,10 +48,73 @@ def test_what_is_no_data_set_is_told(name, why):
         table(name).read()
 
 
+@pytest.mark.parametrize("name", ["waves", "listed"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lazy_records_and_their_targets(name, workers):
+    held, lazy = (table(name, lazy=way, workers=workers).read() for way in (False, True))
+    assert isinstance(lazy.x, LazyRecords)
+    assert torch.equal(lazy.x.whole(), held.x)
+    assert torch.equal(lazy.y, held.y)
+    assert lazy.y.dtype == torch.float32
+    assert lazy.ids == held.ids
+
+
+def test_targets_that_a_set_says_spare_reading_it(monkeypatch):
+    read = []
+
+    def noted(self, index):
+        read.append(index)
+        return torch.zeros(1, 1, 6), 0.0
+
+    def opened(path):
+        dataset = other_tasks.Listed(path)
+        dataset.targets = [0.0] * 40
+        return dataset
+
+    monkeypatch.setattr(other_tasks.Listed, "__getitem__", noted)
+    monkeypatch.setattr(other_tasks, "listed", opened)
+    data = table("listed", lazy=True).read()
+    assert read == [0, 0]
+    assert len(data.x.take(torch.arange(3).numpy()).whole()) == 3
+    assert read == [0, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("short", {}, r"targets is torch\.float32 \[39\] for 40 records, of which the first has"),
+        ("restless", {}, "record 0 is another each time it is read; leave random changes out"),
+    ],
+)
+def test_what_is_no_lazy_set_is_told(name, options, why):
+    with refused(why):
+        table(name, options=options, lazy=True).read()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_target_that_is_another_when_it_is_read_is_told(workers):
+    data = table("listed", options={"lie": 7}, lazy=True, workers=workers).read()
+    with refused("targets says something else of record 7"):
+        data.x.whole()
+
+
+def test_the_identity_is_of_the_package_and_the_options():
+    def identity(**fields):
+        return table("waves", lazy=True, **fields).read().x.identity
+
+    assert identity() == identity(folder="/tmp", workers=1)
+    assert identity() != identity(options={"shift": 1.0})
+    assert "other-tasks" in identity()
+
+
 def test_more_than_fits_the_memory_is_not_read(monkeypatch):
     monkeypatch.setattr("staddle.files.file_bounds.available_memory", lambda: 2000)
-    with refused("the 40 records of waves would take 2,240 bytes of memory, 2,000 are available"):
+    with refused(
+        "waves: the 40 records would take 2,240 bytes of memory, 2,000 are available; .* or set"
+        " data.lazy = true"
+    ):
         table("waves").read()
+    assert len(table("waves", lazy=True).read()) == 40
 
 
 def test_options_and_paths(tmp_path):

@@ -1,0 +1,1 @@
+"""Survival of patients by scans of their lungs."""

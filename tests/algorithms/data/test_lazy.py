@@ -1,0 +1,147 @@
+"""Records that are read when they are used: which, in which order, by whom, and what goes wrong."""
+
+import gc
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from support.numbered import N, reader
+from support.refusals import refused
+
+from staddle.algorithms.data.dataset import (
+    Dataset,
+    batches_of,
+    calls_of,
+    chunks_of,
+    in_calls,
+    split,
+)
+from staddle.algorithms.data.lazy import LazyRecords
+from staddle.algorithms.data.sources.installed import Installed
+from staddle.algorithms.numerics.devices import CPU
+
+
+def lazy(read=None, workers=0):
+    return LazyRecords.of(partial(reader, read), N, (2,), workers, "the set")
+
+
+@pytest.fixture(params=[0, 2])
+def both(request):
+    """The same records, lazy and in memory."""
+    y = torch.arange(N) % 3
+    x = torch.arange(N)[:, None] + torch.tensor([0, 0.5])
+    yield Dataset(lazy(workers=request.param), y), Dataset(x, y)
+    gc.collect()
+
+
+def same(found, expected):
+    for own, others in zip(found, expected, strict=True):
+        for one, other in zip(own, others, strict=True):
+            if isinstance(one, torch.Tensor):
+                assert torch.equal(one, other)
+                assert one.dtype == other.dtype
+            else:
+                assert one == other
+
+
+def test_lazy_records_are_those_in_memory(both):
+    own, held = both
+    assert (own.x.shape, len(own), own.x.dtype) == (held.x.shape, N, torch.float32)
+    rng = np.random.default_rng(0)
+    batches = [rng.permutation(N)[:7] for _ in range(5)]
+    same(batches_of(own, batches, CPU), batches_of(held, batches, CPU))
+    same(batches_of(own, iter(batches), CPU), batches_of(held, iter(batches), CPU))
+    same(chunks_of(own, 8), chunks_of(held, 8))
+    same(calls_of(own, 8), in_calls(held.x, held.y, 8))
+    for piece, whole in zip(split(own, b"k", 0.3), split(held, b"k", 0.3), strict=True):
+        assert torch.equal(piece.x.whole(), whole.x)
+        same(chunks_of(piece, 4), chunks_of(whole, 4))
+
+
+def test_no_record_and_no_batch(both):
+    own, _ = both
+    ((x, y),) = batches_of(own, iter([np.empty(0, np.int64)]), CPU)
+    assert (x.shape, y.shape) == ((0, 2), (0,))
+    assert list(batches_of(own, [], CPU)) == []
+    assert list(chunks_of(own.take(np.empty(0, np.int64)), 4)) == []
+
+
+def test_records_are_read_when_they_are_used_and_no_others():
+    read = []
+    own = lazy(read).take(np.arange(10, 20))
+    assert read == []
+    drawn = []
+
+    def draws():
+        for batch in ([1, 2], [0], [9]):
+            drawn.append(batch)
+            yield np.array(batch)
+
+    found = own.batches(draws())
+    for count, places in enumerate(([11, 12], [10], [19]), 1):
+        batch, x = next(found)
+        # A private step's records are drawn when it is taken, not before.
+        assert len(drawn) == count
+        assert batch.tolist() == drawn[-1]
+        assert x[:, 0].tolist() == places
+    assert read == [11, 12, 10, 19]
+
+
+def test_a_pass_that_is_left_does_not_spoil_the_next(both):
+    own, held = both
+    batches = [np.arange(start, start + 5) for start in range(0, N, 5)]
+    first = batches_of(own, batches, CPU)
+    next(first)
+    same(batches_of(own, batches[3:], CPU), batches_of(held, batches[3:], CPU))
+    with refused("a set is read by two at once"):
+        next(first)
+
+
+def test_torchs_generator_is_left_alone(both):
+    own, _ = both
+    before = torch.random.get_rng_state()
+    for _ in chunks_of(own, 8):
+        pass
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_batch_that_does_not_fit_the_memory_is_not_read(monkeypatch):
+    own = lazy()
+    monkeypatch.setattr("staddle.files.file_bounds.available_memory", lambda: 100)
+    with refused("the set: 13 records at once would take 104 bytes of memory, 100 are available"):
+        list(own.batches([np.arange(13)]))
+    assert len(list(own.batches([np.arange(12)]))) == 1
+    with refused("13 records at once"):
+        list(own.batches(iter([np.arange(13)])))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_that_is_no_number_is_named_when_it_is_read(workers):
+    data = Installed(kind="package", name="spoilt", lazy=True, workers=workers)
+    with refused("record 7 holds NaN or a value beyond float32; clean it first"):
+        data.read()
+
+
+def test_a_worker_that_is_killed_is_told_and_the_next_pass_has_others():
+    options = {"main": os.getpid()}
+    data = Installed(kind="package", name="dying", options=options, workers=1)
+    with refused(r"a process that reads records ended: .*; free memory, or lower data\.workers"):
+        data.read()
+    records = lazy(workers=1)
+    next(records.batches([np.arange(4)] * 9))
+    (worker,) = records._loading._loader._iterator._workers
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    with refused("a process that reads records ended"):
+        records.whole()
+    assert torch.equal(records.whole()[:, 0], torch.arange(50.0))
+
+
+def test_what_needs_all_records_in_memory_refuses():
+    data = Dataset(lazy(), torch.zeros(N, dtype=torch.int64))
+    with refused(r"read when they are used \(data.lazy\) cannot be taken whole here"):
+        data.held  # noqa: B018
+    assert data.to(torch.device("meta")) is data
