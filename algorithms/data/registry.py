@@ -17,6 +17,7 @@ from .sources.images import Images
 from .sources.installed import Installed
 from .sources.natural import Natural
 from .sources.npz import Npz
+from .sources.parquet import Parquet
 from .sources.tiny_imagenet import TinyImageNet
 from .sources.torchvision_sets import Torchvision
 
@@ -27,7 +28,7 @@ def _of_its_kind(value: Any) -> DataTable:
 
 
 Source: TypeAlias = Annotated[
-    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Installed | Bundled,
+    Npz | Images | Csv | Parquet | Torchvision | TinyImageNet | Natural | Installed | Bundled,
     PlainValidator(_of_its_kind),
 ]
 

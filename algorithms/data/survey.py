@@ -4,21 +4,18 @@ It is for the people who hold the file: what is shown stays with them. The sourc
 (sources/csv_file.py) reads strictly, and ends at the first fault.
 """
 
-import csv
-import io
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from ...errors import LocalError
-from ...files.file_bounds import check_fits, open_regular
 from .features import NUMBER, Feature
+from .rows import Decimal, Encoding, Rows, pointed, rows_of
 
 Kind = Literal["number", "categories", "date", "text", "empty"]
 
@@ -34,6 +31,7 @@ class Column:
     """The cells of one column, without the white space around them."""
 
     name: str
+    decimal: Decimal = "."
     missing: Counter[str] = field(default_factory=Counter)  # by mark
     numbers: "array[float]" = field(default_factory=lambda: array("d"))
     texts: Counter[str] = field(default_factory=Counter)  # of cells that are no number
@@ -45,10 +43,11 @@ class Column:
 
     def add(self, line: int, cell: str) -> None:
         """Count one cell."""
+        written = pointed(cell, self.decimal)
         if cell in MARKS:
             self.missing[cell] += 1
-        elif NUMBER.fullmatch(cell):
-            self.numbers.append(float(cell))
+        elif NUMBER.fullmatch(written):
+            self.numbers.append(float(written))
         else:
             self._add_text(line, cell)
 
@@ -109,7 +108,7 @@ class Column:
         if self.commas:
             yield (
                 f"decimals with a comma: {self.commas:,}, the first in line {self.first_comma};"
-                " write them with a point"
+                ' say data.decimal = "," (here --decimal ,) if all have one, or write a point'
             )
         others = sum(self.texts.values()) - self.commas
         if self.kind == "number" and others > 0:
@@ -120,7 +119,10 @@ class Column:
         if self.kind == "categories" and len(self.numbers):
             yield f"numbers among its texts: {len(self.numbers):,}"
         if self.kind == "date":
-            yield "has dates, which are no feature as they stand; write a number, such as years"
+            yield (
+                "has dates; as a feature they need data.dates, which says how they are written, and"
+                " become days since 1970"
+            )
 
 
 @dataclass(frozen=True)
@@ -140,43 +142,30 @@ class TableSurvey:
         return [column.name for column in self.columns]
 
 
-def survey(path: Path, delimiter: str) -> TableSurvey:
-    """Read a CSV file whose first line has the columns' names.
+def survey(
+    path: Path, delimiter: str = ",", encoding: Encoding = "utf-8", decimal: Decimal = "."
+) -> TableSurvey:
+    """Read a Parquet file, or a CSV file whose first line has the columns' names.
 
     LocalError for a file that cannot be read at all.
     """
-    try:
-        with (
-            open_regular(path) as opened,
-            io.TextIOWrapper(opened, "utf-8-sig", newline="") as file,
-        ):
-            check_fits(path, path.stat().st_size, "its numbers")
-            return _read(path, csv.reader(file, delimiter=delimiter))
-    except UnicodeDecodeError:
-        raise LocalError(f"{path}: is not UTF-8; save it as UTF-8") from None
-    except csv.Error as error:
-        raise LocalError(f"{path}: {error}; correct its quotes") from error
-    except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+    with rows_of(path, delimiter, encoding) as rows:
+        return _read(rows, decimal)
 
 
-def _read(path: Path, reader: Any) -> TableSurvey:  # of csv, whose type has no public name
-    header = [name.strip() for name in next(reader, [])]
-    if not any(header):
-        raise LocalError(f"{path}: is empty; give a line with the columns' names, and records")
-    columns = tuple(map(Column, header))
+def _read(rows: Rows, decimal: Decimal) -> TableSurvey:
+    header = [name.strip() for name in next(rows)[1]]
+    columns = tuple(Column(name, decimal) for name in header)
     ragged: list[int] = []
     records = 0
-    for row in reader:
-        if not row:
-            continue
+    for line, row in rows:
         records += 1
         # Its cells may stand under wrong names, so they are not counted.
         if len(row) != len(header):
-            ragged.append(reader.line_num)
+            ragged.append(line)
             continue
         for column, cell in zip(columns, row, strict=True):
-            column.add(reader.line_num, cell.strip())
+            column.add(line, cell.strip())
     return TableSurvey(columns, records, tuple(_whole_faults(header, ragged, records)))
 
 

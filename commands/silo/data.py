@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ...algorithms.data.features import Feature
+from ...algorithms.data.registry import KINDS
+from ...algorithms.data.rows import Decimal, Encoding, is_parquet
 from ...algorithms.data.survey import Column, TableSurvey, contract_faults, survey
 from ...errors import LocalError
 from ...files.documents import Strict, parse_json, read_bytes, validate
@@ -63,7 +65,9 @@ class _Contract(Strict):
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of records.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A table of records, CSV or .parquet.")
+    ],
     label: Annotated[str, typer.Option(help="The column with the classes.")] = "",
     labels: Annotated[
         list[str] | None, typer.Option(help="A column of 0 and 1; once for each label.")
@@ -77,12 +81,14 @@ def inspect(
         str, typer.Option("--id", help="The column that names each record once.")
     ] = "",
     delimiter: Annotated[str, typer.Option(help="Between two columns.")] = ",",
+    decimal: Annotated[Decimal, typer.Option(help="Before the decimals of a number.")] = ".",
+    encoding: Annotated[Encoding, typer.Option(help="Of the text.")] = "utf-8",
     job: Annotated[
         Path | None,
         typer.Option(metavar="JOB", help="A job file or a signed job, to compare its features."),
     ] = None,
 ) -> None:
-    """Show the columns of a CSV file and all its faults, and draft a silo's [data] table.
+    """Show the columns of a table and all its faults, and draft a silo's [data] table.
 
     Exit code 1 if something is wrong.
 
@@ -93,7 +99,8 @@ def inspect(
             f"--delimiter {delimiter!r}: give one character, and neither a quote nor a line's end"
         )
     contract = _Contract() if job is None else _contract(job)
-    found = survey(file, delimiter)
+    found = survey(file, delimiter, encoding, decimal)
+    form = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     # Before anything is shown, what was asked for has to be there.
     truth = _truth({"label": label, "labels": labels, "target": target, "survival": survival})
     for name in filter(None, (*truth.columns, record_id)):
@@ -107,7 +114,7 @@ def inspect(
     faults = _faults(found, truth, record_id, contract)
     printer.show(*faults or ["no fault found"])
     if truth.columns:
-        printer.show("", *_draft(file, found, truth, record_id, delimiter, contract).split("\n"))
+        printer.show("", *_draft(file, found, truth, record_id, form, contract).split("\n"))
     else:
         printer.show(
             "",
@@ -186,15 +193,19 @@ def _draft(
     found: TableSurvey,
     truth: _Truth,
     record_id: str,
-    delimiter: str,
+    form: Mapping[str, str],
     contract: _Contract,
 ) -> str:
     """The silo's [data] table: by the job's features, or by the columns that can be some."""
-    table: dict[str, Any] = {"kind": "csv", "file": str(file), truth.key: truth.entry()}
+    kind = "parquet" if is_parquet(file) else "csv"
+    table: dict[str, Any] = {"kind": kind, "file": str(file), truth.key: truth.entry()}
     if record_id:
         table["id"] = record_id
-    if delimiter != ",":
-        table["delimiter"] = delimiter
+    # How the file is written, where that is another way than by default.
+    fields = KINDS[kind].model_fields
+    table |= {
+        key: said for key, said in form.items() if key in fields and said != fields[key].default
+    }
     if truth.key == "label":
         table |= _of_classes(_classes(found[truth.columns[0]]), contract)
     features = contract.features or _guessed(found, {*truth.columns, record_id})

@@ -18,7 +18,8 @@ import pytest
 from faults.memory import CSV, File, Y, archive, irregular, npy, refusal
 from PIL import Image
 
-from staddle.algorithms.data.sources import csv_file, npz, torchvision_sets
+from staddle.algorithms.data.sources import npz, torchvision_sets
+from staddle.algorithms.data.sources import table as tables
 from staddle.errors import LocalError
 from staddle.files import file_bounds
 from staddle.files.documents import validate
@@ -159,7 +160,7 @@ def test_a_csv_file_larger_than_the_memory(tmp_path, make_job):
 
 def test_a_csv_file_whose_values_do_not_fit(tmp_path, make_job, monkeypatch):
     (tmp_path / "d.csv").write_text("v,y\n" + "1,0\n" * 100)
-    monkeypatch.setattr(csv_file, "ASKED_EVERY", 10)
+    monkeypatch.setattr(tables, "ASKED_EVERY", 10)
     monkeypatch.setattr(file_bounds, "available_memory", lambda: 500)
     why = read(tmp_path, make_job, **CSV)
     assert (

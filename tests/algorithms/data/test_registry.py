@@ -32,6 +32,7 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     tables = {
         "images": {"folder": "a"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
+        "parquet": {"file": "a", "features": ["x"], "label": "y"},
         "torchvision": {"folder": "a", "name": "MNIST"},
         "tiny-imagenet": {"folder": "a"},
         "natural": {"folder": "a", "name": "har"},
@@ -50,14 +51,14 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     [
         ({"kind": "cvs"},
             ("data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"
-            " torchvision,")),
+            " parquet, torchvision,")),
         ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
         ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
         ({}, "missing key 'data.file'"),
         ({"file": "a", "label": "y"},
-            "'label' is a key of kind csv, this is kind 'npz' with keys test_fraction, kind, file"),
+            "'label' is a key of kind csv or parquet, this is kind 'npz' with keys test_fraction,"),
         ({"kind": "images", "file": "a"},
-            "'file' is a key of kind npz or csv or package, this is kind 'images'"),
+            "'file' is a key of kind npz or csv or parquet or package, this is kind 'images'"),
         ({"kind": "bundled", "name": "digits", "foldr": "a"},
             "unknown key 'data.foldr'; did you mean 'folder'?"),
         ({"kind": "bundled", "name": "digit"},

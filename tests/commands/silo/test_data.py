@@ -3,11 +3,14 @@
 import json
 import tomllib
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.jobs import make_job
 from typer.testing import CliRunner
 
 from staddle.algorithms.data.features import declarations_differ
+from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.data.sources.csv_file import Csv
 from staddle.commands.console.toml import to_toml
 from staddle.commands.main import app
@@ -33,7 +36,7 @@ MODEL = {"name": "mlp", "classes": 2, "input": [1, 1, 4], "class_names": ["alive
 def inspect(tmp_path):
     def call(text, *options, code=0):
         file = tmp_path / "p.csv"
-        file.write_text(text)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
         result = CliRunner().invoke(app, ["data", "inspect", str(file), *options])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -189,3 +192,33 @@ def test_one_kind_of_target_is_given(inspect):
         inspect(OTHERS, "--label", "died", "--target", "days")
     with pytest.raises(LocalError, match="has no column 'weeks'"):
         inspect(OTHERS, "--survival", "weeks", "died")
+
+
+def test_tables_that_are_written_in_another_way_are_drafted_so(inspect, tmp_path):
+    text = "größe;bmi;y\n1,5;27,5;0\n1,7;25,0;1\n"
+    output = inspect(
+        text.encode("cp1252"), "--delimiter", ";", "--decimal", ",", "--encoding", "cp1252",
+        "--label", "y",
+    )  # fmt: skip
+    table = draft(output)
+    assert "no fault found" in output
+    assert (table["decimal"], table["encoding"], table["delimiter"]) == (",", "cp1252", ";")
+    assert KINDS["csv"](**table).read().x.flatten().tolist() == [1.5, 27.5, 1.7000000476837158, 25]
+    with pytest.raises(LocalError, match="is not UTF-8; save it as UTF-8, or name its encoding"):
+        inspect(text.encode("cp1252"), "--delimiter", ";")
+    said = inspect(text, "--delimiter", ";", code=1)
+    assert 'say data.decimal = "," (here --decimal ,) if all have one' in said
+    dates = inspect("a,seen\n1,01.02.2024\n2,02.02.2024\n", code=1)
+    assert "has dates; as a feature they need data.dates" in dates
+
+
+def test_a_parquet_file_is_drafted_as_one(tmp_path):
+    path = tmp_path / "records.parquet"
+    parquet.write_table(pa.table({"age": [63.5, None], "y": ["ill", "well"]}), path)
+    result = CliRunner().invoke(app, ["data", "inspect", str(path), "--label", "y"])
+    assert result.exit_code == 0, result.output
+    table = draft(result.output)
+    assert table["kind"] == "parquet"
+    assert "50.0%" in result.output
+    data = KINDS["parquet"](**table, missing={"age": 60}).read()
+    assert data.x.flatten().tolist() == [63.5, 60]

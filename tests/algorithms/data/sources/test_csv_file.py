@@ -303,3 +303,69 @@ def test_four_hospitals_of_uci_heart_disease(hospital, records):
     assert data.x.shape == (records, 1, 1, 10)
     assert {0, 1} <= set(data.y.tolist()) <= {0, 1, 2, 3, 4}
     assert 28 <= data.x[..., 0].min() <= data.x[..., 0].max() <= 77
+
+
+def test_decimals_with_a_comma(read, fault):
+    text = "age;bmi;y\n63;27,5;1\n41;-3e1;0\n"
+    data = read(text, delimiter=";", decimal=",")
+    assert data.x.flatten().tolist() == [63, 27.5, 41, -30]
+    target = read("age;bmi;y\n1;2;27,5\n", label=None, target="y", delimiter=";", decimal=",")
+    assert target.y.tolist() == [27.5]
+    # It may stand for thousands.
+    assert fault("age;bmi;y\n63;27.5;1\n", delimiter=";", decimal=",") == (
+        ", line 2, column 'bmi': is not a number; write it like -3,5, declare its categories, or"
+        " add it to data.missing_marks"
+    )
+    assert "write it like -3.5" in fault("age;bmi;y\n63;27,5;1\n", delimiter=";")
+    with pytest.raises(pydantic.ValidationError, match="decimal and delimiter are both ','"):
+        read(GOOD, decimal=",")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8"])
+def test_other_encodings(read, encoding):
+    text = "größe,bmi,y\n1,2,0\n3,4,1\n".encode(encoding)
+    data = read(text, features=["größe", "bmi"], encoding=encoding)
+    assert data.x.flatten().tolist() == [1, 2, 3, 4]
+
+
+def test_another_encoding_than_declared_is_told(fault):
+    assert fault(b"age,bmi,y\n1,\x81,0\n", encoding="cp1252") == (
+        ": is not CP1252; save it as UTF-8, or name its encoding"
+    )
+    assert "is not UTF-16" in fault(b"age,bmi,y\n1,2,0", encoding="utf-16")
+    with pytest.raises(pydantic.ValidationError, match="encoding"):
+        Csv(kind="csv", file="a", **TABLE, encoding="utf-7")
+
+
+def test_dates_are_days_since_1970(read, fault):
+    text = "age,bmi,y\n01.01.1970,1,0\n29.02.2024,2,1\n,3,0\n"
+    dates = {"age": "%d.%m.%Y"}
+    data = read(text, dates=dates, missing={"age": 10})
+    assert data.x[:, 0, 0, 0].tolist() == [0, 19782, 10]
+    assert data.features[0].unit == "days since 1970-01-01"
+    fields = {"missing": {"age": 10}, "center": {"age": 10}, "scale": {"age": 2}}
+    scaled = read(text, dates=dates, **fields)
+    assert scaled.x[:, 0, 0, 0].tolist() == [-5, 9886, 0]
+    hours = "age,bmi,y\n1970-01-02T01:00+0100,1,0\n1970-01-01T12:00+0000,1,1\n"
+    zoned = read(hours, dates={"age": "%Y-%m-%dT%H:%M%z"})
+    assert zoned.x[:, 0, 0, 0].tolist() == [1, 0.5]
+    said = fault("age,bmi,y\n30.02.2024,2,1\n", dates=dates)
+    assert said == (
+        ", line 2, column 'age': is not a date written like %d.%m.%Y; correct one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dates": {"age": "%d.%m"}}, "dates: age = '%d.%m' does not tell one day from another"),
+        ({"dates": {"age": "%q"}}, "dates: age = '%q' does not tell one day from another"),
+        ({"dates": {"z": "%Y-%m-%d"}}, "dates: 'z' is not in features"),
+        ({"dates": {"age": "%Y-%m-%d"}, "categories": {"age": ["a", "b"]}},
+            "'age' has categories, which are not centred or scaled, and no dates"),
+    ],
+)  # fmt: skip
+def test_dates_that_contradict_themselves(fields, said):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Csv(kind="csv", file="a", **TABLE, **fields)
+    assert said in str(caught.value)

@@ -1,0 +1,16 @@
+"""Tabular records from a Parquet file."""
+
+from typing import Literal
+
+from ..rows import Reading, parquet_rows
+from .table import Table
+
+
+class Parquet(Table):
+    """``kind = "parquet"``; it needs pyarrow, which ``staddle[parquet]`` installs."""
+
+    kind: Literal["parquet"]
+
+    def rows(self) -> Reading:
+        """The records, after the names of the columns."""
+        return parquet_rows(self.file)
