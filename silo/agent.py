@@ -563,10 +563,10 @@ class Agent:
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
-        # This agent stops: the next one is asked again.
-        except CancelledError:
-            return Worked()
         except (PeerError, LocalError) as error:
+            # This agent stops: the next one is asked again.
+            if isinstance(error, CancelledError) and self._stop.is_set():
+                return Worked()
             code = _code(error)
             log.problem("job.finish_failed", job=finished.job, why=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
@@ -575,6 +575,8 @@ class Agent:
         # (SECURITY.md rule 10).
         await asyncio.to_thread(self._group_keys.end, finished.job)
         await self._gate.session.answer(finished.job, finished.digest, finished.round, "DONE", code)
+        # With it go its records, and the processes that read them.
+        self._admitted.pop(finished.job, None)
         return Worked()
 
     async def _take_final(self, finished: JobFinished) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..algorithms.data.dataset import Dataset
+from ..algorithms.data.lazy import LazyRecords
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
@@ -144,10 +145,10 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
         )
     records = source.load(None)
     shape = list(records.x.shape[1:])
-    return (
-        records,
-        f"{source.where}: {len(records)} records of shape {shape}, {_truths(records)}",
-    )
+    said = f"{source.where}: {len(records)} records of shape {shape}, {_truths(records)}"
+    if isinstance(records.x, LazyRecords):
+        said += "; read when they are used, so not each of them was looked at"
+    return records, said
 
 
 def _truths(records: Dataset) -> str:

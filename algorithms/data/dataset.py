@@ -103,8 +103,14 @@ class Dataset:
         texts: dict[str, Any] = {}
         for key, known in self.by_record().items():
             texts[key] = tuple(known[place] for place in places)
-        x = self.x.take(index.numpy()) if isinstance(self.x, LazyRecords) else self.x[index]
-        return replace(self, x=x, y=self.y[index], **texts)
+        return replace(self, x=self.x[index], y=self.y[index], **texts)
+
+
+def forgiving(data: Dataset) -> Dataset:
+    """The data set, in which a record that cannot be read when it is used is NaN."""
+    if isinstance(data.x, LazyRecords):
+        return replace(data, x=data.x.forgiving())
+    return data
 
 
 def batches_of(
@@ -207,10 +213,15 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         raise LocalError(
             f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one target per record"
         )
-    if len(x) < FEWEST_RECORDS:
+    check_some(str(path), len(x))
+
+
+def check_some(where: str, records: int) -> None:
+    """LocalError for too few records to train and to test on."""
+    if records < FEWEST_RECORDS:
         raise LocalError(
-            f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to"
-            " test"
+            f"{where}: holds {records} records; at least {FEWEST_RECORDS} are needed, to train and"
+            " to test"
         )
 
 

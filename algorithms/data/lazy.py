@@ -5,10 +5,10 @@ process opens the set itself, so that open files and connections never cross bet
 """
 
 import mmap
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import repeat
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_
 
 from ...errors import LocalError
 from ...files.file_bounds import check_fits
-from ...files.processes import threadless
+from ...files.processes import end_with_parent, threadless
 from ..exchange.parts import all_finite
 from ..numerics.devices import CPU
 
@@ -35,10 +35,16 @@ FEW = 64  # records that it hands over together at most
 
 
 class _Set(Dataset[tuple[Tensor, ...]]):
-    """A set as a worker sees it: opened in each process when its first record is read there."""
+    """A set as a worker sees it: opened in each process when its first record is read there.
 
-    def __init__(self, opened: Callable[[], Reader], where: str) -> None:
-        self._opened, self._where = opened, where
+    A ``forgiving`` one gives NaN for a record that cannot be read.
+    """
+
+    def __init__(
+        self, opened: Callable[[], Reader], record: tuple[int, ...], where: str, forgiving: bool
+    ) -> None:
+        self._opened, self._record, self._where = opened, record, where
+        self._forgiving = forgiving
         self._read: Reader | None = None
 
     def __getitems__(self, places: Sequence[int]) -> tuple[Tensor, ...] | LocalError:
@@ -49,13 +55,15 @@ class _Set(Dataset[tuple[Tensor, ...]]):
         try:
             if self._read is None:
                 self._read = self._opened()
-            records = map(self._checked, repeat(self._read), places)
+            one = self._forgiven if self._forgiving else self._checked
+            records = map(one, repeat(self._read), places)
             # torch puts a worker's batch where it can hand it over without a copy.
             if get_worker_info() is not None:
                 return tuple(default_collate(list(records)))
             return _in_rows(records, len(places))
+        # One that any process can read: other errors may be of a package.
         except LocalError as error:
-            return error
+            return LocalError(str(error))
 
     def _checked(self, read: Reader, place: int) -> tuple[Tensor, ...]:
         """One record; checked wherever it is read, since nobody has seen the whole set."""
@@ -65,6 +73,12 @@ class _Set(Dataset[tuple[Tensor, ...]]):
                 f"{self._where}: record {place} holds NaN or a value beyond float32; clean it first"
             )
         return record
+
+    def _forgiven(self, read: Reader, place: int) -> tuple[Tensor, ...]:
+        try:
+            return read(int(place))[:1]
+        except LocalError:
+            return (torch.full(self._record, torch.nan),)
 
 
 def _in_rows(records: Iterable[tuple[Tensor, ...]], count: int) -> tuple[Tensor, ...]:
@@ -81,12 +95,12 @@ def _in_rows(records: Iterable[tuple[Tensor, ...]], count: int) -> tuple[Tensor,
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    size, flags = max(1, prod(shape) * dtype.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    size, flags = max(1, prod(shape)) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size, flags=flags)
     # In large pages, where the system has them: small ones take twice as long to hand out.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).reshape(shape)
+    return torch.frombuffer(memory, dtype=dtype)[: prod(shape)].reshape(shape)
 
 
 class _Batches(Sampler[list[int]]):
@@ -102,11 +116,25 @@ class _Batches(Sampler[list[int]]):
 class _Loading:
     """A set and the processes that read it, which last as long as this object."""
 
-    def __init__(self, opened: Callable[[], Reader], workers: int, where: str) -> None:
-        self._set, self._workers, self.where = _Set(opened, where), workers, where
+    def __init__(
+        self,
+        opened: Callable[[], Reader],
+        record: tuple[int, ...],
+        workers: int,
+        where: str,
+        forgiving: bool = False,
+    ) -> None:
+        self._set = _Set(opened, record, where, forgiving)
+        self._workers, self.where = workers, where
+        self._again = partial(_Loading, opened, record, workers, where, forgiving=True)
         self._batches = _Batches()
         self._loader: DataLoader[Any] | None = None
         self._passes = 0
+
+    @cached_property
+    def forgiving(self) -> "_Loading":
+        """The same set, in which a record that cannot be read is NaN."""
+        return self._again()
 
     def read(self, batches: Iterable[Indices], pinned: bool) -> Iterator[tuple[Tensor, ...]]:
         """What was read of each batch in turn; LocalError where a record cannot be read.
@@ -134,12 +162,12 @@ class _Loading:
     def _watched(self) -> Iterator[None]:
         try:
             yield
-        # torch says so of a worker that was killed.
-        except RuntimeError as error:
+        # torch says so in many ways of a worker that was killed.
+        except (RuntimeError, OSError, EOFError) as error:
             self._loader = None
             raise LocalError(
-                f"{self.where}: a process that reads records ended: {error}; free memory, or lower"
-                " data.workers"
+                f"{self.where}: records cannot be read: {error or type(error).__name__}; free"
+                " memory, or lower data.workers"
             ) from error
 
     def _begun(self, pinned: bool) -> DataLoader[Any]:
@@ -153,7 +181,7 @@ class _Loading:
             num_workers=self._workers,
             collate_fn=_as_it_is,
             pin_memory=pinned,
-            worker_init_fn=_quiet,
+            worker_init_fn=_begin,
             # Of its own: torch would take a number from the generator that layers draw from.
             generator=torch.Generator(),
             **further,
@@ -164,22 +192,22 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _quiet(_: int) -> None:
-    # A terminal sends Ctrl-C to all processes; the one that has workers ends them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin(_: int) -> None:
+    # torch waits for the server that forked this process, which lives as long as its processes.
+    end_with_parent()
 
 
 @dataclass(frozen=True, eq=False)
 class LazyRecords:
     """Records [N, …] float32 of a set that are read when they are used.
 
-    ``identity`` says which set it is, whatever its place on this machine.
+    ``identity`` says which set it is, whatever its place on this machine; it may read some records.
     """
 
     _loading: _Loading
     _rows: Indices
     record: tuple[int, ...]
-    identity: str
+    identity: Callable[[], str]
     dtype: torch.dtype = field(default=torch.float32, init=False)
 
     @classmethod
@@ -190,14 +218,14 @@ class LazyRecords:
         record: Sequence[int],
         workers: int,
         where: str,
-        identity: str = "",
+        identity: Callable[[], str],
     ) -> "LazyRecords":
         """All ``count`` records of a set, each of the shape ``record``.
 
         ``opened`` is called in each process that reads, so it has to be picklable.
         """
         rows = np.arange(count, dtype=np.int64)
-        return cls(_Loading(opened, workers, where), rows, tuple(record), identity)
+        return cls(_Loading(opened, tuple(record), workers, where), rows, tuple(record), identity)
 
     @property
     def shape(self) -> torch.Size:
@@ -206,6 +234,10 @@ class LazyRecords:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __getitem__(self, index: Tensor) -> "LazyRecords":
+        """The records at these indices [B] int64, as of a tensor."""
+        return self.take(index.numpy())
 
     @property
     def rows(self) -> Indices:
@@ -219,6 +251,10 @@ class LazyRecords:
     def take(self, indices: Indices) -> "LazyRecords":
         """The records at these indices, in their order; nothing is read."""
         return replace(self, _rows=self._rows[indices])
+
+    def forgiving(self) -> "LazyRecords":
+        """The same records, but NaN for one that cannot be read: such a record ends no work."""
+        return replace(self, _loading=self._loading.forgiving)
 
     def batches(
         self, batches: Iterable[Indices], device: torch.device = CPU

@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
     # pandas writes a column of whole numbers, of which one is missing, as others, and that as NaN.
     if value is None or value != value:  # noqa: PLR0124 - NaN alone does not equal itself
         return ""
-    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    whole = isinstance(value, bool | float) and float(value).is_integer()
     return str(int(value) if whole else value)
 
 

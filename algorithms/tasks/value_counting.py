@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...errors import LocalError
 from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from .counting import (
     LARGEST_COUNT,
@@ -163,7 +164,13 @@ class ValueCounting(Counting):
     def marks(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Values and facts of each record, in units, as int32 [B, all of them]."""
         found = {**self.task.values(outputs, y), **self.task.facts(y)}
-        shares = torch.stack(list(found.values()), 1).double()
+        names = (*self.task.value_names, *self.task.fact_names)
+        if found.keys() != set(names):
+            raise LocalError(
+                f"the task gives each record {', '.join(found)}, and names {', '.join(names)};"
+                " correct values, facts or their names in the task's code"
+            )
+        shares = torch.stack([found[name] for name in names], 1).double()
         # What has diverged counts as the worst, which for all values is 1.
         shares = torch.nan_to_num(shares, nan=1.0).clamp(0, 1)
         return {"units": (shares * UNIT).round().to(torch.int32)}

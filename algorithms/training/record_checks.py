@@ -14,6 +14,7 @@ import torch
 from ...errors import LocalError
 from ..data.dataset import Dataset
 from ..data.features import declarations_differ, out_of_range, outside, shown
+from ..data.lazy import LazyRecords
 from ..exchange.parts import all_finite
 from ..job.class_census import shown_rows
 from ..job.job import Job
@@ -113,6 +114,15 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
         raise LocalError(
             f"{where}: {len(train)} training record, too few for batch norm; add records, or have"
             " the operator choose another model.norm"
+        )
+
+    method = job.method()
+    if isinstance(train.x, LazyRecords) and any(
+        method.effort(round_).whole for round_ in range(job.length)
+    ):
+        raise LocalError(
+            f"{where}: method {job.method_name!r} takes steps on all records at once, so they have"
+            " to fit the memory; leave data.lazy out"
         )
 
     # In a private job an answer that depends on the number of records would be a release.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...errors import CancelledError, ExhaustedError, LocalError, PeerError
 from ...files import tensor_file
 from ..course import Change, Facts, SiloState, Stage, Survey
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, forgiving
 from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Part, fits, value_fault
 from ..job.job import Job
@@ -111,6 +111,14 @@ def local_round(
     records (algorithms/leaks/traps.py) raises TrapError before anything is trained.
     """
     check_private(job, private, device)
+    rows, ask = None, cancelled
+    if private is not None:
+        # All calls have one size: else the number of records could change a result.
+        rows = job.private.physical_batch
+        # No round stops because of a record, which would tell of it.
+        train_data, test_data = forgiving(train_data), forgiving(test_data)
+        # What was paid for is kept, whoever asks to stop after that.
+        ask = never
     # Checked first, since methods rely on the wire list.
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private, cancelled)
@@ -125,8 +133,6 @@ def local_round(
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
-    # In a private job all calls have one size: else the number of records could change a result.
-    rows = None if private is None else job.private.physical_batch
     seen_delivered = evaluate(method, modules, test_data, job.counting, rows, cancelled)
     side.evaluated(modules)
     side.measure(modules, train_data)
@@ -160,7 +166,7 @@ def local_round(
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
-    seen_trained = evaluate(method, modules, test_data, job.counting, rows, cancelled)
+    seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
     side.evaluated(modules)
     report = RoundReport(round_, len(train_data), seen_delivered, seen_trained, loss)
 
@@ -340,7 +346,8 @@ def final_round(
         state,
         delivered,
         train_data,
-        test_data,
+        # A record that cannot be read must not cost the model.
+        forgiving(test_data),
         client,
         private=private,
         device=device,

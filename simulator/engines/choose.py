@@ -115,9 +115,8 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
         )
     if workers > 1 and any(map(_lazy, records.values())):
         raise LocalError(
-            f"workers = {workers}: records that are read when they are used (data.lazy) are read by"
-            " processes of their own, for one silo after another; leave workers out, and set"
-            " data.workers"
+            f"--workers {workers}: silos whose records are read when they are used (data.lazy)"
+            " train one after another; leave --workers out, and set data.workers, which read"
         )
     # A worker trains one silo at a time, so more workers than silos would stay idle.
     count = min(workers, len(records))

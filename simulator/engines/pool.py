@@ -16,11 +16,8 @@ import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -37,7 +34,7 @@ from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError
-from ...files.processes import threadless
+from ...files.processes import end_with_parent, threadless
 from .shared_memory import Descriptor, mapped, written
 
 Task: TypeAlias = Literal["train", "look"]
@@ -62,7 +59,7 @@ def serve(line: Line, records: int, table: int) -> None:
 
     It runs in a worker process, and returns once the pipe is closed.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     # One order of every sum: all results are those of ``Serial`` at one thread, bit for bit.
     torch.set_num_threads(1)
     held = mapped(records, table)
@@ -91,17 +88,6 @@ def _answer(engine: Serial, order: Order) -> Answer:
         return error
     except StaddleError as error:  # its class may take more than a text, which is all that crosses
         return LocalError(str(error))
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as its parent is gone.
-
-    A killed parent sends nothing, and the training at hand may take long.
-    """
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def send(line: Line, message: Order | Answer) -> None:
@@ -173,7 +159,7 @@ class Crew:
         # Once for all processes: records may take most of the memory.
         file, table = written(records)
         # Closed once the workers have descriptors of their own.
-        with file, _interrupts_held():
+        with file:
             for _ in range(min(count, len(records))):
                 self._begin(Descriptor(file.fileno()), table)
 
@@ -352,18 +338,3 @@ class Workers:
 
     def close(self) -> None:
         """Nothing to end: the processes are the crew's."""
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes that start within never see Ctrl-C.
-
-    A terminal sends it to all processes at once; this one sees it, and ends the others.
-    """
-    # multiprocessing begins this tracker with the first process, and lets interrupts through again
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

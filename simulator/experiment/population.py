@@ -228,7 +228,7 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
 def _bytes(x: Tensor | LazyRecords) -> memoryview | bytes:
     if isinstance(x, LazyRecords):
         # Nobody reads a whole set for its digest: which set it is, and which records.
-        return x.identity.encode() + b"\0" + x.rows.tobytes()
+        return x.identity().encode() + b"\0" + x.rows.tobytes()
     return x.contiguous().numpy().data
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.data.sources.installed import Installed
 from staddle.commands.main import app
+from staddle.files import packages
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lung"
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="examples are not in the wheel")
@@ -42,8 +43,15 @@ def installed(tmp_path, monkeypatch):
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(site), before))))
     monkeypatch.syspath_prepend(str(site))
-    invalidate_caches()
+    # Another test of this process may have a package of this name.
+    monkeypatch.setattr(packages, "_FIRST", {})
+    forget()
     yield site
+    forget()
+
+
+def forget():
+    invalidate_caches()
     for name in [name for name in sys.modules if name.partition(".")[0] == "lung"]:
         del sys.modules[name]
 

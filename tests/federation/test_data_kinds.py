@@ -135,8 +135,8 @@ def test_a_silo_that_is_stopped_in_its_last_tests_takes_the_result_when_it_retur
     coordinator = running.start_coordinator()
     running.write_silo("north")
     train, test = running.shards(["north"])["north"]
-    # The first record twice when the set is opened; tests, training, tests; then the last tests.
-    last = 2 + len(test) * 2 + len(train) * job.training.epochs + 5
+    # Seven when the set is opened; tests, training, tests; then the last tests.
+    last = 7 + len(test) * 2 + len(train) * job.training.epochs + 5
     armed = tmp_path / "armed"
     armed.touch()
     config = running.federation.silo_config("north")
@@ -152,6 +152,7 @@ def test_a_silo_that_is_stopped_in_its_last_tests_takes_the_result_when_it_retur
     assert running.events("north", "round.given")
     assert running.events("north", "job.finished") == []
     assert running.events("north", "job.finish_failed") == []
+    assert not (running.job_folder(job, "north") / "model.safetensors").exists()
     assert north.stop() == 0
     running.start_silo("north").wait_for("job.finished", 60)
     coordinator.wait_for("job.ended", 60)

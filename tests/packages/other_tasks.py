@@ -16,6 +16,7 @@ from pydantic import Field
 
 from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.tasks.regression import Regression
+from staddle.errors import LocalError
 
 
 class Quantile(Regression):
@@ -109,8 +110,15 @@ class Changed(Waves):
         return self.change(index, *super().__getitem__(index))
 
 
-def unequal(path):
-    return Changed(lambda index, x, y: (x if index < 7 else x[..., :5], y))
+def told(dataset, listed):
+    """With what is true of its records, where that is asked for."""
+    if listed:
+        dataset.targets = [Waves.__getitem__(dataset, number)[1] for number in range(40)]
+    return dataset
+
+
+def unequal(path, listed=False):
+    return told(Changed(lambda index, x, y: (x[..., :5] if 7 <= index < 12 else x, y)), listed)
 
 
 def bare(path):
@@ -149,12 +157,30 @@ def short(path):
     return dataset
 
 
-def spoilt(path):
-    return Changed(lambda index, x, y: (x if index < 7 else x * float("nan"), y))
+def spoilt(path, listed=False):
+    return told(
+        Changed(lambda index, x, y: (x * float("nan") if 7 <= index < 12 else x, y)), listed
+    )
 
 
-def restless(path):
-    return Changed(lambda _, x, y: (x + torch.rand(()), y))
+class OddError(LocalError):
+    """An error that cannot be unpickled."""
+
+    def __init__(self, place, why):
+        super().__init__(f"record {place} is {why}")
+
+
+def odd(path):
+    def change(index, x, y):
+        if index == 7:
+            raise OddError(index, "odd")
+        return x, y
+
+    return Changed(change)
+
+
+def restless(path, listed=False):
+    return told(Changed(lambda _, x, y: (x + torch.rand(()), y)), listed)
 
 
 class Rows(torch.utils.data.Dataset):

@@ -119,7 +119,7 @@ class Images(ImageFiles, OneByOne):
         # First: a wrong number of constants is no fault of an image.
         self.normalised(torch.zeros(1, *shape), str(self.folder))
         opened = partial(_Reading, self, found.paths, shape)
-        where, identity = str(self.folder), self._identity(found.paths)
+        where, identity = str(self.folder), partial(self._identity, found)
         x = LazyRecords.of(opened, count, shape, self.workers, where, identity)
         return Dataset(
             self.placed(x),
@@ -130,11 +130,11 @@ class Images(ImageFiles, OneByOne):
             None if self.domains is None else tuple(found.domains),
         )
 
-    def _identity(self, paths: Sequence[Path]) -> str:
+    def _identity(self, found: "_Found") -> str:
         """What tells two folders of images apart without decoding them: names, sizes, constants."""
         digest = hashlib.sha256()
-        for name, path in zip(relative_ids(self.folder, paths), paths, strict=True):
-            digest.update(f"{name}\0{path.stat().st_size}\0".encode(errors="surrogatepass"))
+        for name, size in zip(relative_ids(self.folder, found.paths), found.sizes, strict=True):
+            digest.update(f"{name}\0{size}\0".encode(errors="surrogatepass"))
         return f"images {digest.hexdigest()} {self.mean} {self.std} {self.resize}"
 
     def _find(self) -> "tuple[tuple[str, ...], _Found]":
@@ -146,10 +146,11 @@ class Images(ImageFiles, OneByOne):
         # Sorted, so that undeclared classes get the same labels on every machine.
         classes = self.classes or tuple(sorted(present))
 
-        found = _Found([], [], [])
+        found = _Found([], [], [], [])
         for root, (label, name) in itertools.product(roots, enumerate(classes)):
             paths = _images(root / name)
             found.paths.extend(paths)
+            found.sizes.extend(map(_size, paths))
             found.labels.extend([label] * len(paths))
             found.domains.extend([root.name] * len(paths))
         return classes, found
@@ -172,8 +173,13 @@ class _Found:
     """Images that a folder holds, one entry per image in each list."""
 
     paths: list[Path]
+    sizes: list[int]  # in bytes
     labels: list[int]
     domains: list[str]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _class_folders(table: Images, root: Path) -> list[str]:

@@ -10,6 +10,7 @@ Where the data set has them, ``ids``, ``sources`` and ``groups`` are one text pe
 records for it.
 """
 
+import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -23,7 +24,7 @@ from ....errors import LocalError
 from ....files import packages
 from ....files.documents import canonical_json
 from ....files.packages import others_code
-from ..dataset import FEWEST_RECORDS, Dataset
+from ..dataset import Dataset, check_some
 from ..lazy import LazyRecords, Reader
 from ..options import OneByOne
 
@@ -59,31 +60,23 @@ class Installed(OneByOne):
         dataset, where = self.opened()
         with others_code(f"{where}, fails", FIX):
             count, first = len(dataset), _record(dataset[0], where, 0)
-            again = _record(dataset[0], where, 0)
-        if count < FEWEST_RECORDS:
-            raise LocalError(
-                f"{where}: {count} records; at least {FEWEST_RECORDS} are needed, to train and to"
-                " test"
-            )
-        if not torch.equal(first[0], again[0]):
-            raise LocalError(
-                f"{where}: record 0 is another each time it is read; leave random changes out"
-            )
+        check_some(where, count)
         self.check_fits(count * sum(tensor.nbytes for tensor in first), f"the {count:,} records")
         # What records look like, without their values, for other processes.
         like = first[0].to("meta"), first[1].to("meta")
-        targets = _targets(dataset, count, like, where)
+        targets = _targets(dataset, count, like, where) if self.lazy else None
         opened = partial(_reopened, self, like)
         if not self.workers:
             opened = partial(_reader, dataset, where, like, targets)
-        shape, identity = first[0].shape, self._identity()
-        records = LazyRecords.of(opened, count, shape, self.workers, where, identity)
+        identity = partial(self._identity, _reader(dataset, where, like, targets), count)
+        records = LazyRecords.of(opened, count, first[0].shape, self.workers, where, identity)
         x: Tensor | LazyRecords = records
         if not self.lazy:
             x, y = _at_once(records, like)
         elif targets is None:
             y = torch.cat([own for _, (_, own) in records.pieces()])
         else:
+            _check_a_few(_reader(dataset, where, like, targets), count, where)
             y = targets
         class_names, ids, sources, groups = (_texts(dataset, name, where) for name in TEXTS)
         return Dataset(x, y, class_names, ids, sources, groups)
@@ -94,17 +87,34 @@ class Installed(OneByOne):
         with others_code(f"{where}, fails", FIX):
             return made(self.path, **self.options), where
 
-    def _identity(self) -> str:
-        """Which records these are, wherever the package finds them."""
+    def _identity(self, read: Reader, count: int) -> str:
+        """Which records these are, wherever the package finds them: by its code and two of them."""
         own = packages.package(packages.DATASETS, self.name, f"data set {self.name!r}")
         options = {key: repr(value) for key, value in self.options.items()}
-        return canonical_json([own.name, own.version, own.sha256, self.name, options]).decode()
+        ends = hashlib.sha256()
+        for record in map(read, (0, count - 1)):
+            ends.update(record[0].contiguous().numpy().data)
+        entry = [own.name, own.version, own.sha256, self.name, options, ends.hexdigest()]
+        return canonical_json(entry).decode()
+
+
+def _check_a_few(read: Reader, count: int, where: str) -> None:
+    """LocalError unless some records are the same each time, and those that ``targets`` says."""
+    for place in sorted({0, count // 2, count - 1}):
+        one, other = read(place)[0], read(place)[0]
+        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            raise LocalError(
+                f"{where}: record {place} is another each time it is read; leave random changes out"
+            )
 
 
 def _reopened(table: Installed, like: Pair) -> Reader:
     """What reads a data set in a process of its own."""
     dataset, where = table.opened()
-    return _reader(dataset, where, like, _targets(dataset, len(dataset), like, where))
+    with others_code(f"{where}, fails", FIX):
+        count = len(dataset)
+    targets = _targets(dataset, count, like, where) if table.lazy else None
+    return _reader(dataset, where, like, targets)
 
 
 def _reader(dataset: Any, where: str, like: Pair, targets: Tensor | None) -> Reader:

@@ -116,8 +116,8 @@ class Table(DataTable):
         return text
 
     def single_fix(self) -> str:
-        """What to do about a file with a single column, if that tells of a mistake."""
-        return ""
+        """What to do about a file with a single column, where another was looked for."""
+        return "it has a single one; name that, or give another file"
 
     @property
     def truths(self) -> tuple[str, ...]:
@@ -263,8 +263,8 @@ def _place(table: Table, header: list[str], name: str) -> int:
 
 
 def _column_fix(table: Table, header: list[str], name: str) -> str:
-    if len(header) == 1 and (fix := table.single_fix()):
-        return fix
+    if len(header) == 1:
+        return table.single_fix()
     declared = {*table.features, *table.truths, table.id, table.source}
     # The first line may be a record then, and an error must not show a record.
     if declared.isdisjoint(header):

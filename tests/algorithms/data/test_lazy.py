@@ -2,13 +2,17 @@
 
 import gc
 import os
+import select
 import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.numbered import N, reader
+from support.numbered import N, numbered
 from support.refusals import refused
 
 from staddle.algorithms.data.dataset import (
@@ -24,16 +28,12 @@ from staddle.algorithms.data.sources.installed import Installed
 from staddle.algorithms.numerics.devices import CPU
 
 
-def lazy(read=None, workers=0):
-    return LazyRecords.of(partial(reader, read), N, (2,), workers, "the set")
-
-
 @pytest.fixture(params=[0, 2])
 def both(request):
     """The same records, lazy and in memory."""
     y = torch.arange(N) % 3
     x = torch.arange(N)[:, None] + torch.tensor([0, 0.5])
-    yield Dataset(lazy(workers=request.param), y), Dataset(x, y)
+    yield Dataset(numbered(workers=request.param), y), Dataset(x, y)
     gc.collect()
 
 
@@ -71,7 +71,7 @@ def test_no_record_and_no_batch(both):
 
 def test_records_are_read_when_they_are_used_and_no_others():
     read = []
-    own = lazy(read).take(np.arange(10, 20))
+    own = numbered(read).take(np.arange(10, 20))
     assert read == []
     drawn = []
 
@@ -109,7 +109,7 @@ def test_torchs_generator_is_left_alone(both):
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_not_read(monkeypatch):
-    own = lazy()
+    own = numbered()
     monkeypatch.setattr("staddle.files.file_bounds.available_memory", lambda: 100)
     with refused("the set: 13 records at once would take 104 bytes of memory, 100 are available"):
         list(own.batches([np.arange(13)]))
@@ -128,20 +128,78 @@ def test_a_record_that_is_no_number_is_named_when_it_is_read(workers):
 def test_a_worker_that_is_killed_is_told_and_the_next_pass_has_others():
     options = {"main": os.getpid()}
     data = Installed(kind="package", name="dying", options=options, workers=1)
-    with refused(r"a process that reads records ended: .*; free memory, or lower data\.workers"):
+    with refused(r"records cannot be read: .*; free memory, or lower data\.workers"):
         data.read()
-    records = lazy(workers=1)
+    records = numbered(workers=1)
     next(records.batches([np.arange(4)] * 9))
     (worker,) = records._loading._loader._iterator._workers
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
-    with refused("a process that reads records ended"):
+    with refused("the set: records cannot be read: "):
         records.whole()
     assert torch.equal(records.whole()[:, 0], torch.arange(50.0))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_forgiving_records_are_nan_where_they_cannot_be_read(workers):
+    """In a private round, which no record may end."""
+    for name in ("spoilt", "unequal"):
+        table = Installed(kind="package", name=name, options={"listed": True}, lazy=True,
+            workers=workers)  # fmt: skip
+        x = table.read().x.forgiving().whole()
+        assert x.shape == (40, 1, 1, 6)
+        bad = x.isnan().flatten(1).any(1)
+        assert bad.nonzero().flatten().tolist() == list(range(7, 12))
+
+
+def test_an_error_of_a_kind_that_no_other_process_knows_is_told():
+    with refused("record 7 is odd"):
+        Installed(kind="package", name="odd", lazy=True, workers=1).read()
+
+
+def test_records_without_a_value(tmp_path):
+    x = LazyRecords.of(partial(nothing, 3), 4, (0, 3), 0, "the set", str).whole()
+    assert x.shape == (4, 0, 3)
+
+
+def nothing(width):
+    return lambda _: (torch.zeros(0, width),)
+
+
+def test_workers_end_with_the_process_that_they_read_for(tmp_path):
+    """However that ends; the server that forked them ends with them."""
+    program = (
+        "import numpy, sys, time\n"
+        "from support.numbered import numbered\n"
+        "x = numbered(workers=2)\n"
+        "found = x.batches([numpy.arange(4)] * 9)\n"
+        "next(found)\n"
+        "workers = x._loading._loader._iterator._workers\n"
+        "print(*[worker.pid for worker in workers], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    tests = str(Path(__file__).parents[2])
+    path = os.pathsep.join((tests, os.environ["PYTHONPATH"]))
+    reading = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    ended = [os.pidfd_open(int(pid)) for pid in reading.stdout.readline().split()]
+    assert len(ended) == 2
+    reading.kill()
+    reading.wait()
+    for fd in ended:
+        # Readable once the process has ended; it waits for that, not for time.
+        found, _, _ = select.select([fd], [], [], 60)
+        assert found
+        os.close(fd)
+
+
 def test_what_needs_all_records_in_memory_refuses():
-    data = Dataset(lazy(), torch.zeros(N, dtype=torch.int64))
+    data = Dataset(numbered(), torch.zeros(N, dtype=torch.int64))
     with refused(r"read when they are used \(data.lazy\) cannot be taken whole here"):
         data.held  # noqa: B018
     assert data.to(torch.device("meta")) is data

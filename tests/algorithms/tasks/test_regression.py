@@ -14,7 +14,7 @@ from staddle.algorithms.tasks.counting import flattened
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.tasks.task import histogram
-from staddle.algorithms.tasks.value_counting import UNIT
+from staddle.algorithms.tasks.value_counting import UNIT, ValueCounting
 from staddle.algorithms.training.record_checks import check_records, check_testing, range_advice
 
 TASK = Regression(range=(10.0, 50.0), unit="days")
@@ -231,3 +231,22 @@ def test_more_test_records_than_sums_can_hold_are_told_before_training():
     many += 1
     with refused("here: 1,048,577 test records, too many for the sums of a regression; lower"):
         check_testing(job, Dataset(torch.zeros(many, 1), torch.zeros(many)), "here")
+
+
+@pytest.mark.parametrize("names", [("absolute",), ("squared", "absolute", "more")])
+def test_values_are_counted_by_their_names(names):
+    """Not by their order, which a task of another package may change."""
+
+    class Other(Regression):
+        def values(self, outputs, y):
+            return dict(reversed(super().values(outputs, y).items()))
+
+    class Wrong(Regression):
+        value_names = property(lambda _: names)
+
+    outputs, y = torch.tensor([[0.5], [-0.25]]), torch.tensor([3.0, 8.0])
+    fields = {"range": (0.0, 10.0)}
+    own, other = (ValueCounting(task(**fields)) for task in (Regression, Other))
+    assert torch.equal(own.marks(outputs, y)["units"], other.marks(outputs, y)["units"])
+    with refused("the task gives each record absolute, squared, target, .* and names "):
+        ValueCounting(Wrong(**fields)).marks(outputs, y)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from support.jobs import make_data
+from support.jobs import make_data, make_job
 from support.numbered import lazily
 from support.other_tasks import TASKS, document, shards
 from support.refusals import refused
@@ -777,6 +777,42 @@ def test_lazy_records_give_the_same_private_round(make_private, make_shards, met
         for accounts in (paid, paid_again)
     ]
     assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_record_that_cannot_be_read_adds_nothing_and_ends_no_round(
+    make_private, make_shards, workers
+):
+    """A round that failed would tell that the record was drawn."""
+    job = make_private("fedavg", rounds=2)
+    shards = make_shards(job)
+    spoilt, lazy = {}, {}
+    for silo, sides in shards.items():
+        spoilt[silo], lazy[silo] = [], []
+        for data in sides:
+            x = data.x.clone()
+            x[[1, 4]] = torch.nan
+            spoilt[silo].append(replace(data, x=x))
+            lazy[silo].append(lazily(data, workers, unreadable=(1, 4)))
+    outcomes = []
+    for sides in (spoilt, lazy):
+        train, test = sides["a"]
+        private = silo_of(job, Seeded(3), MemoryAccount(job))
+        outcomes.append(
+            local_round(
+                job.method(), job, initial_state(job.method(), "a", public=()), 0, {}, train, test,
+                "a", private=private,
+            )
+        )  # fmt: skip
+    one, other = outcomes
+    assert state_to_bytes(one.state) == state_to_bytes(other.state)
+    assert one.report == other.report
+    # Elsewhere it is told.
+    plain = make_job("fedavg")
+    with refused("record [14] cannot be read"):
+        local_round(
+            plain.method(), plain, initial_state(plain.method(), "a"), 0, {}, *lazy["a"], "a"
+        )
 
 
 def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.numbered import lazily
 from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
@@ -231,6 +232,17 @@ def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
     check_training(job, labelled([1]), "a", "here")
     with refused(r"^here: 1 training record, too few for batch norm"):
         check_training(make_job("fedssa", model={"norm": "batch"}), labelled([1]), "a", "here")
+
+
+def test_steps_on_all_records_need_them_in_memory(make_job, make_data):
+    job = make_job("ppfl", {"release_membership": "always", "lam": 0.0})
+    data = make_data(12)
+    check_training(job, data, "a", "here")
+    with refused("here: method 'ppfl' takes steps on all records at once"):
+        check_training(job, lazily(data), "a", "here")
+    batches = make_job("ppfl", {"membership_batches": True})
+    check_training(batches, lazily(data), "a", "here")
+    check_training(make_job("fedavg"), lazily(data), "a", "here")
 
 
 def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from support.jobs import make_data
+from support.numbered import lazily
 from support.refusals import refused
 from torch.testing import assert_close
 
@@ -169,6 +170,17 @@ def test_a_request_to_stop_ends_the_tests_of_the_last_delivery(make_job, make_da
                 job.method(), job, state, {}, data, data, "a",
                 cancelled=lambda: next(answers),  # noqa: B023
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_record_that_cannot_be_read_does_not_cost_the_model(make_job, make_data, workers):
+    job, data = make_job("local"), make_data(9)
+    state = initial_state(job.method(), "a")
+    test = lazily(data, workers, unreadable=(3,))
+    outcome = final_round(job.method(), job, state, {}, data, test, "a")
+    assert same(outcome.state, state)
+    whole = final_round(job.method(), job, state, {}, data, data, "a").report.trained
+    assert outcome.report.trained.records == whole.records == 9
 
 
 def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):

@@ -102,11 +102,13 @@ def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
 
 
 def test_lazy_records_are_read_for_one_silo_after_another(machine, monkeypatch):
-    lazy = SimpleNamespace(x=LazyRecords.of(list, 2, (1,), 0, "the set"))
+    lazy = SimpleNamespace(x=LazyRecords.of(list, 2, (1,), 0, "the set", str))
     records = {**RECORDS, "b": Records(SIDE, lazy)}
     assert choose(records).where == "this process, one thread"
     assert choose(records, workers=1).where == "this process, one thread"
-    with refused(r"workers = 2: records that are read when they are used .* set data\.workers"):
+    with refused(
+        r"--workers 2: silos whose records are read when they are used .* set data\.workers"
+    ):
         choose(records, workers=2)
     machine(1)
     monkeypatch.setattr(engines, "Serial", lambda job, held, device, way: (job, held, device, way))

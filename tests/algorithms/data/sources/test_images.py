@@ -250,9 +250,16 @@ def test_lazy_images_are_those_in_memory(tmp_path, read, workers):
     held, lazy = read(**constants, workers=workers), read(**constants, workers=workers, lazy=True)
     assert torch.equal(lazy.x.whole(), held.x)
     assert (lazy.ids, lazy.y.tolist()) == (held.ids, held.y.tolist())
-    assert lazy.x.identity == read(**constants, lazy=True).x.identity
-    assert lazy.x.identity != read(lazy=True).x.identity
+    before = lazy.x.identity()
+    assert before == read(**constants, lazy=True).x.identity()
+    assert before != read(lazy=True).x.identity()
     (tmp_path / "a" / "0.png").write_text("no image")
     with refused(r"a/0\.png: cannot read it as PNG or JPEG"):
         lazy.x.whole()
-    assert lazy.x.identity != read(**constants, lazy=True).x.identity
+    assert before != read(**constants, lazy=True).x.identity()
+
+
+def test_a_link_to_nothing_is_told_before_anything_is_read(tmp_path, fault):
+    write(tmp_path / "a" / "1.png", pixels(4, 5))
+    (tmp_path / "a" / "2.png").symlink_to(tmp_path / "gone.png")
+    assert "2.png: cannot read it: No such file or directory" in fault()

@@ -86,6 +86,8 @@ def test_errors_name_the_record_and_the_column(written, tmp_path):
         Parquet(kind="parquet", file=path, features=["age"], label="y").read()
     with refused("has no column 'agee'; did you mean 'age'"):
         Parquet(kind="parquet", file=path, features=["agee"], label="y").read()
+    with refused("has no column 'age'; it has a single one; name that, or give another file"):
+        Parquet(kind="parquet", file=written({"y": [0, 1]}), features=["age"], label="y").read()
     path.write_bytes(b"PAR1 is no more")
     with refused(r"records\.parquet: cannot read it as Parquet: .*; write it again"):
         Parquet(kind="parquet", file=path, features=["age"], label="y").read()
