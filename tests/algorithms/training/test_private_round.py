@@ -43,7 +43,7 @@ from staddle.algorithms.training.silo_round import (
     state_from_bytes,
     state_to_bytes,
 )
-from staddle.errors import ExhaustedError
+from staddle.errors import CancelledError, ExhaustedError
 from staddle.files import tensor_file
 
 PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0"}
@@ -777,6 +777,27 @@ def test_lazy_records_give_the_same_private_round(make_private, make_shards, met
         for accounts in (paid, paid_again)
     ]
     assert taken[0] == taken[1]
+
+
+def test_what_was_paid_for_is_kept_whoever_asks_to_stop_after_the_last_step(make_private):
+    job, done = make_private("fedavg", rounds=1), []
+    asks = {
+        "cancelled": lambda: bool(done),
+        "progress": lambda n, all_: done.extend([1] * (n == all_)),
+    }
+    outcome = local_round(
+        job.method(), job, initial_state(job.method(), "a", public=()), 0, {}, make_data(24),
+        make_data(9), "a", private=silo_of(job), **asks,
+    )  # fmt: skip
+    assert done
+    assert outcome.spending is not None
+    plain = make_job("fedavg")
+    done.clear()
+    with pytest.raises(CancelledError):
+        local_round(
+            plain.method(), plain, initial_state(plain.method(), "a"), 0, {}, make_data(24),
+            make_data(9), "a", **asks,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -241,6 +242,10 @@ def test_lazy_records_are_dealt_out_and_have_a_digest_of_their_own(experiment, t
     # Of records that nobody read, the digest says which they are.
     assert len({held.digest, lazy.digest, other.digest}) == 3
     assert again.digest == lazy.digest
+    # The package and its options are the same, and the records are not.
+    moved = some(ids=tuple(map(str, range(60))))
+    save_npz(tmp_path / "data.npz", replace(moved, x=moved.x + 1))
+    assert populate(experiment(data=lazily, partition=SHARDS, model=GLM)).digest != lazy.digest
 
 
 def test_records_that_are_not_what_the_task_is_about_are_refused(experiment, tmp_path):

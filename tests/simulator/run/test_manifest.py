@@ -107,3 +107,20 @@ def test_what_trains(device, fits):
     else:
         with pytest.raises(ValidationError):
             manifest.MadeWith.model_validate(said)
+
+
+def started(seed, sha256, **versions):
+    """A run whose model begins from values of this digest, which other code made."""
+    start = {"sha256": sha256, "made_with": {"lung": "1", **versions}}
+    here = made()
+    return here.model_copy(update={"seed": seed, "job": {**here.job, "seed": seed, "start": start}})
+
+
+def test_initial_values_of_other_code_follow_from_the_seed():
+    one, other = started(1, "aa"), started(2, "bb")
+    assert differences(other, one.seeded_like(other)) == []
+    # The code that made them does not, nor do values under one seed.
+    assert differences(started(2, "bb", lung="2"), one.seeded_like(other)) != []
+    again = started(1, "cc")
+    assert differences(again, one.seeded_like(again)) != []
+    assert differences(made(), one.seeded_like(made())) != []
