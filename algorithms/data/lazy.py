@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import repeat
 from math import prod
 from pathlib import Path
@@ -225,7 +225,9 @@ class LazyRecords:
         ``opened`` is called in each process that reads, so it has to be picklable.
         """
         rows = np.arange(count, dtype=np.int64)
-        return cls(_Loading(opened, tuple(record), workers, where), rows, tuple(record), identity)
+        loading = _Loading(opened, tuple(record), workers, where)
+        # Asked for each silo of a simulation, and it reads files.
+        return cls(loading, rows, tuple(record), cache(identity))
 
     @property
     def shape(self) -> torch.Size:

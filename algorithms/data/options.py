@@ -23,7 +23,6 @@ from ..models.build import ModelOptions, input_shape
 from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
 from .dataset import Dataset
-from .lazy import LazyRecords
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -184,10 +183,6 @@ class OneByOne(DataTable):
         if not self.lazy:
             place = self.path or Path(self.title)
             check_fits(place, COPIES * needed, what, f"{FEWER}; or set data.lazy = true")
-
-    def placed(self, records: LazyRecords) -> Tensor | LazyRecords:
-        """The records as they are, or in memory."""
-        return records if self.lazy else records.whole()
 
 
 class Pixels(DataTable):

@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -74,7 +75,7 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
         ) from error
     try:
         with open_regular(path) as opened, ParquetFile(opened) as file:
-            yield _records(file)
+            yield _records(path, file)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     except ArrowException as error:
@@ -82,14 +83,25 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
         raise LocalError(f"{path}: cannot read it as Parquet: {why}; write it again") from error
 
 
-def _records(file: Any) -> Rows:  # of pyarrow, which has no types
-    yield 0, list(file.schema_arrow.names)
-    number = 0
+def _records(path: Path, file: Any) -> Rows:  # of pyarrow, which has no types
+    names, number = list(file.schema_arrow.names), 0
+    yield 0, names
     for batch in file.iter_batches(AT_ONCE):
-        columns = [list(map(_text, column.to_pylist())) for column in batch.columns]
+        columns = list(map(partial(_cells, path), names, batch.columns))
         for row in zip(*columns, strict=True):
             number += 1
             yield number, list(row)
+
+
+def _cells(path: Path, name: str, column: Any) -> list[str]:
+    try:
+        return list(map(_text, column.to_pylist()))
+    # Without its cause, whose text has the value: such as a time finer than Python's.
+    except (ValueError, OverflowError):
+        raise LocalError(
+            f"{path}, column {name!r}: Python cannot hold one of its values, of type"
+            f" {column.type}; write it with another type, such as timestamp[us]"
+        ) from None
 
 
 def _text(value: Any) -> str:

@@ -143,12 +143,12 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
     In the order of ``sides``, each silo's records as train, validation, test. Do not use ``data``
     afterwards.
     """
+    if isinstance(data.x, LazyRecords):
+        return {silo: _taken(data, own) for silo, own in sides.items()}
     pieces: list[Indices] = []
     for own in sides.values():
         pieces += (own.train, own.validation, own.test)
     order = np.concatenate(pieces)
-    if isinstance(data.x, LazyRecords):
-        return {silo: _taken(data, own) for silo, own in sides.items()}
     # Records of no silo go to the end.
     rest = np.setdiff1d(np.arange(len(data)), order, assume_unique=True)
     x, y = data.held.contiguous(), data.y[torch.from_numpy(order)]

@@ -122,7 +122,7 @@ class Images(ImageFiles, OneByOne):
         where, identity = str(self.folder), partial(self._identity, found)
         x = LazyRecords.of(opened, count, shape, self.workers, where, identity)
         return Dataset(
-            self.placed(x),
+            x if self.lazy else x.whole(),
             torch.tensor(found.labels, dtype=torch.int64),
             self.class_names or classes,
             relative_ids(self.folder, found.paths),

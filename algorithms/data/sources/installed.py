@@ -65,10 +65,10 @@ class Installed(OneByOne):
         # What records look like, without their values, for other processes.
         like = first[0].to("meta"), first[1].to("meta")
         targets = _targets(dataset, count, like, where) if self.lazy else None
-        opened = partial(_reopened, self, like)
-        if not self.workers:
-            opened = partial(_reader, dataset, where, like, targets)
-        identity = partial(self._identity, _reader(dataset, where, like, targets), count)
+        read = _reader(dataset, where, like, targets)
+        # Other processes open the set again.
+        opened = partial(_reopened, self, like) if self.workers else lambda: read
+        identity = partial(self._identity, read, count)
         records = LazyRecords.of(opened, count, first[0].shape, self.workers, where, identity)
         x: Tensor | LazyRecords = records
         if not self.lazy:
@@ -76,7 +76,7 @@ class Installed(OneByOne):
         elif targets is None:
             y = torch.cat([own for _, (_, own) in records.pieces()])
         else:
-            _check_a_few(_reader(dataset, where, like, targets), count, where)
+            _check_a_few(read, count, where)
             y = targets
         class_names, ids, sources, groups = (_texts(dataset, name, where) for name in TEXTS)
         return Dataset(x, y, class_names, ids, sources, groups)

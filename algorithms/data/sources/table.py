@@ -152,7 +152,8 @@ class Table(DataTable):
             )
 
     def _check_dates(self, name: str, form: str) -> None:
-        with suppress(ValueError):
+        # A directive that stands twice is an error of the pattern that Python makes of it.
+        with suppress(ValueError, re.error):
             if datetime.strptime(EXAMPLE.strftime(form), form).date() == EXAMPLE.date():  # noqa: DTZ007 - made UTC below
                 return
         raise ValueError(
@@ -310,16 +311,18 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
 
 
 def _number(table: Table, line: int, name: str, text: str) -> float:
+    fix = (
+        f"write it like {table.number('-3.5')}, declare its categories, or add it to"
+        " data.missing_marks"
+    )
+    return _parsed(table, line, name, text, fix)
+
+
+def _parsed(table: Table, line: int, name: str, text: str, fix: str) -> float:
     text = table.number(text)
     # float() also takes "nan", "1_000" and digits of other scripts.
     if not NUMBER.fullmatch(text):
-        raise _fault(
-            table,
-            line,
-            name,
-            f"is not a number; write it like {table.number('-3.5')}, declare its categories, or add"
-            " it to data.missing_marks",
-        )
+        raise _fault(table, line, name, f"is not a number; {fix}")
     return float(text)
 
 
@@ -346,15 +349,8 @@ def _text(table: Table, line: int, name: str, text: str) -> str:
 
 
 def _measured(table: Table, line: int, name: str, text: str) -> float:
-    text = table.number(text)
-    if not NUMBER.fullmatch(text):
-        raise _fault(
-            table,
-            line,
-            name,
-            "is not a number; correct it, or leave the record out: a target cannot be missing",
-        )
-    return float(text)
+    fix = "correct it, or leave the record out: a target cannot be missing"
+    return _parsed(table, line, name, text, fix)
 
 
 def _flag(table: Table, line: int, name: str, text: str) -> int:

@@ -157,7 +157,14 @@ def test_an_error_of_a_kind_that_no_other_process_knows_is_told():
         Installed(kind="package", name="odd", lazy=True, workers=1).read()
 
 
-def test_records_without_a_value(tmp_path):
+def test_a_set_is_identified_once_however_many_silos_share_it():
+    asked = []
+    x = LazyRecords.of(list, 9, (2,), 0, "the set", lambda: asked.append(1) or "it")
+    assert [x.take(np.arange(n)).identity() for n in range(4)] == ["it"] * 4
+    assert asked == [1]
+
+
+def test_records_without_a_value():
     x = LazyRecords.of(partial(nothing, 3), 4, (0, 3), 0, "the set", str).whole()
     assert x.shape == (4, 0, 3)
 

@@ -359,6 +359,7 @@ def test_dates_are_days_since_1970(read, fault):
     ("fields", "said"),
     [
         ({"dates": {"age": "%d.%m"}}, "dates: age = '%d.%m' does not tell one day from another"),
+        ({"dates": {"age": "%Y %m %d %d"}}, "does not tell one day from another"),
         ({"dates": {"age": "%q"}}, "dates: age = '%q' does not tell one day from another"),
         ({"dates": {"z": "%Y-%m-%d"}}, "dates: 'z' is not in features"),
         ({"dates": {"age": "%Y-%m-%d"}, "categories": {"age": ["a", "b"]}},

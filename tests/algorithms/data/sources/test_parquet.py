@@ -109,3 +109,22 @@ def test_without_pyarrow_it_says_what_to_install(written, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with refused(r"Parquet files are read by pyarrow; pip install 'staddle\[parquet\]'"):
         Parquet(kind="parquet", file=path, **KEYS).read()
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pa.array([0, 1], pa.timestamp("ns")),
+        pa.array([0, 2**62], pa.timestamp("us")),
+        pa.array([0, 2**31 - 1], pa.date32()),
+        pa.array([b"a", b"\xff"]).view(pa.string()),
+    ],
+)
+def test_values_that_python_cannot_hold_are_told_and_not_shown(written, cells):
+    path = written({"age": cells, "y": [0, 1]})
+    with refused(r"column 'age': Python cannot hold one of its values, of type .*; write") as told:
+        Parquet(kind="parquet", file=path, features=["age"], label="y").read()
+    assert "2147483647" not in str(told.value)
+    # Its cause would be in a traceback.
+    assert told.value.__cause__ is None
+    assert told.value.__suppress_context__
