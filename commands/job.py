@@ -1,11 +1,13 @@
 """``staddle job init`` and ``sign``: job files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..algorithms.job.job import Job
+from ..algorithms.models.pretrained import StartValues, listed
 from ..errors import LocalError
 from ..files.documents import canonical_json, write_atomic
 from ..security.blind.plan import JobPlan
@@ -16,7 +18,7 @@ from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
 from .console.job_example import job_text
-from .policy.visibility import revealed_by_likeness, seen, together, unbounded
+from .policy.visibility import begun, revealed_by_likeness, seen, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
 
@@ -70,6 +72,7 @@ def sign(
     # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
     # differ by one silo must not train alike (SECURITY.md 35).
     job = Job.from_toml(job_file).for_federation()
+    start = job.check_weights()
     # The coordinator would refuse it, too, but only at submission.
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
@@ -95,4 +98,14 @@ def sign(
     plan = JobPlan(job)
     # The signer reads the same sentences as the silos (``policy check``).
     facts = (seen(job), together(job), unbounded(plan), revealed_by_likeness(plan), noise(job))
-    printer.show(*filter(None, facts))
+    printer.show(*filter(None, (*facts, begun(job), *_left_over(start))))
+    if job.weights_file is not None:
+        printer.show(f"submit the job with --weights {job.weights_file}")
+
+
+def _left_over(start: StartValues) -> Iterator[str]:
+    """What the file of weights and the model do not share."""
+    if start.drawn:
+        yield f"the file lacks {listed(start.drawn)}, which begin as in a new model"
+    if start.unused:
+        yield f"not taken from the file: {listed(start.unused)}"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..algorithms.job.job import Job
-from ..errors import LocalError
+from ..errors import LocalError, reason
 from ..files.documents import parse_json, read_bytes
 from ..security import preflight
 from ..security.blind.plan import JobPlan
@@ -25,7 +25,7 @@ from .blind.mixing import part_bytes
 from .blind.unmask import masked_bytes
 from .config import CoordinatorConfig
 from .disk_need import check_room, plain_bytes
-from .rpc.operations import job_of
+from .rpc.operations import check_weights, job_of
 from .storage.database import Database
 from .storage.store import check_folder
 
@@ -101,11 +101,12 @@ def _job(
         document = parse_json(signed, str(path))["document"]
         job = Job.from_document(document, str(path), config.packages)
         return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"
-    job = job_of(signed, roster, config.packages, str(path))
+    job = job_of(signed, roster, config.packages, str(path), config.directory)
     if job.name in known:
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"
         )
+    check_weights(job)
     # Like ``Daemon.check_new``, except for the weights.
     check_folder(config.directory / "jobs" / job.name, -1)
     whole = check_room(job, config.limits.max_job_bytes)
@@ -149,8 +150,7 @@ def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
                 f"{config.listen} is taken by the coordinator that runs with {config.directory}",
             )
         raise LocalError(
-            f"{config.listen}: {error.strerror or error}; free the port, or listen on an address of"
-            " this host"
+            f"{config.listen}: {reason(error)}; free the port, or listen on an address of this host"
         ) from error
     return True, f"{config.listen} is free"
 

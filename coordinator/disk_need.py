@@ -9,6 +9,7 @@ With n silos in the job::
     published  3 · every part that is folded or delivered: being written, last, and the one before,
                which may be read; the words of what silos get in words, the same
     mail       3 n · every part that is put aside for silos that are away
+    start      the file of weights that the model begins with
     counts     rounds · the sums of tables of test counts, where the job's [metrics] asks for them
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched,
@@ -52,6 +53,7 @@ class Room:
     published: int
     mail: int
     counts: int
+    start: int = 0
 
     @property
     def total(self) -> int:
@@ -91,6 +93,7 @@ def room(job: Job) -> Room:
         GENERATIONS * files,
         GENERATIONS * len(job.silos) * mail,
         counts,
+        0 if job.model.weights is None else job.model.weights.expected[1],
     )
 
 

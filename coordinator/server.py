@@ -20,8 +20,8 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .. import log, metrics
-from ..algorithms.job.foreign_code import Allowed
 from ..algorithms.job.job import Job
+from ..algorithms.models.pretrained import FOLDER
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
 from ..metrics import Gauge
@@ -42,7 +42,7 @@ from .daemon import Daemon
 from .rounds.events import Stage
 from .rpc.guard import Guard
 from .rpc.limits import CallLimits
-from .rpc.operations import Operations, job_of
+from .rpc.operations import Operations, check_weights, job_of
 from .rpc.service import Service
 from .storage.database import Database, StoredJob
 
@@ -136,7 +136,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
         # The database first: its jobs were verified when they came.
-        stored = list(filter(None, (_stored(kept, config.packages) for kept in database.jobs())))
+        stored = list(filter(None, (_stored(kept, config) for kept in database.jobs())))
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [_job(path, config, roster, known) for path in config.jobs]
         new = [(job, signed) for job, signed in jobs if job.name not in known]
@@ -144,6 +144,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         # Before the port is open: what keeps a job from starting is said before a silo calls.
         daemon.check_known(stored)
         for job, _ in new:
+            check_weights(job)
             daemon.check_new(job)
         guard = Guard(roster)
         server = _server(daemon, guard)
@@ -224,12 +225,13 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     return keys, roster
 
 
-def _stored(kept: StoredJob, allowed: Allowed) -> tuple[Job, StoredJob] | None:
+def _stored(kept: StoredJob, config: configs.CoordinatorConfig) -> tuple[Job, StoredJob] | None:
     """A job of the database; None for one that ended and that this release reads differently."""
     origin = f"job {kept.state.job!r} in coordinator.sqlite"
     try:
         document = parse_json(kept.signed, origin)["document"]
-        return Job.from_document(document, origin, allowed), kept
+        job = Job.from_document(document, origin, config.packages)
+        return job.with_weights(config.directory / FOLDER), kept
     except LocalError as error:
         # An ended job must not keep the coordinator from starting.
         if kept.state.stage != "ended":
@@ -248,8 +250,9 @@ def _job(
     signed = read_bytes(path)
     if signed in known.values():
         document = parse_json(signed, str(path))["document"]
-        return Job.from_document(document, str(path), config.packages), signed
-    job = job_of(signed, roster, config.packages, str(path))
+        job = Job.from_document(document, str(path), config.packages)
+        return job.with_weights(config.directory / FOLDER), signed
+    job = job_of(signed, roster, config.packages, str(path), config.directory)
     if job.name in known:
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from traceback import TracebackException
 from typing import Any
 
-from ..errors import LocalError, StaddleError
+from ..errors import LocalError, StaddleError, reason
 from .documents import canonical_json
 
 # Part of the interface with other packages: their pyproject.toml names them.
@@ -246,4 +246,4 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error

@@ -256,6 +256,24 @@ class FetchRequest(_message.Message):
     round: int
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
 
+class WeightsRequest(_message.Message):
+    __slots__ = ("session", "job", "job_digest", "offset")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    job: str
+    job_digest: bytes
+    offset: int
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class WeightsPiece(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class Receipt(_message.Message):
     __slots__ = ("round", "size", "sha256", "signature", "head")
     ROUND_FIELD_NUMBER: _ClassVar[int]

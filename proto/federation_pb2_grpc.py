@@ -62,6 +62,11 @@ class FederationStub:
                 request_serializer=staddle_dot_proto_dot_federation__pb2.FetchRequest.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_tensor__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Weights = channel.unary_stream(
+                '/staddle.v1.Federation/Weights',
+                request_serializer=staddle_dot_proto_dot_federation__pb2.WeightsRequest.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_federation__pb2.WeightsPiece.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/staddle.v1.Federation/Upload',
                 request_serializer=staddle_dot_proto_dot_tensor__pb2.Frame.SerializeToString,
@@ -137,6 +142,13 @@ class FederationServicer:
 
     def Fetch(self, request, context):
         """Streams this silo's delivery at the start of a round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Weights(self, request, context):
+        """Streams the file of initial values that a job names, from a byte on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -225,6 +237,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=staddle_dot_proto_dot_federation__pb2.FetchRequest.FromString,
                     response_serializer=staddle_dot_proto_dot_tensor__pb2.Frame.SerializeToString,
+            ),
+            'Weights': grpc.unary_stream_rpc_method_handler(
+                    servicer.Weights,
+                    request_deserializer=staddle_dot_proto_dot_federation__pb2.WeightsRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_federation__pb2.WeightsPiece.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
@@ -402,6 +419,33 @@ class Federation:
             '/staddle.v1.Federation/Fetch',
             staddle_dot_proto_dot_federation__pb2.FetchRequest.SerializeToString,
             staddle_dot_proto_dot_tensor__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Weights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/staddle.v1.Federation/Weights',
+            staddle_dot_proto_dot_federation__pb2.WeightsRequest.SerializeToString,
+            staddle_dot_proto_dot_federation__pb2.WeightsPiece.FromString,
             options,
             channel_credentials,
             insecure,

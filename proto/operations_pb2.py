@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"o\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\x12\x12\n\nevaluation\x18\x03 \x01(\x0c\"\xcb\x01\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12&\n\x06tables\x18\x04 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x05 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xe1\x02\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/operations.proto\x12\nstaddle.v1\"#\n\rSubmitRequest\x12\x12\n\nsigned_job\x18\x01 \x01(\x0c\">\n\x0bWeightedJob\x12\x14\n\nsigned_job\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07weights\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\r\n\x0bListRequest\"0\n\tListReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.staddle.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x91\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x33\n\x07\x61nswers\x18\t \x03(\x0b\x32\".staddle.v1.JobStatus.AnswersEntry\x12\r\n\x05silos\x18\n \x03(\t\x12\x0e\n\x06\x63ohort\x18\x0b \x03(\t\x12\r\n\x05given\x18\x0c \x03(\t\x12\x31\n\x06\x66\x61iled\x18\r \x03(\x0b\x32!.staddle.v1.JobStatus.FailedEntry\x12\x0f\n\x07unheard\x18\x0e \x03(\t\x1a.\n\x0c\x41nswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"o\n\tJobReport\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.staddle.v1.JobStatus\x12\'\n\x06rounds\x18\x02 \x03(\x0b\x32\x17.staddle.v1.ClosedRound\x12\x12\n\nevaluation\x18\x03 \x01(\x0c\"\xcb\x01\n\x0b\x43losedRound\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x35\n\x07metrics\x18\x03 \x03(\x0b\x32$.staddle.v1.ClosedRound.MetricsEntry\x12&\n\x06tables\x18\x04 \x03(\x0b\x32\x16.staddle.v1.CountTable\x12\r\n\x05noisy\x18\x05 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"9\n\nCountTable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x03\x32\xa4\x03\n\nOperations\x12:\n\x06Submit\x12\x19.staddle.v1.SubmitRequest\x1a\x15.staddle.v1.JobStatus\x12\x41\n\rSubmitWeights\x12\x17.staddle.v1.WeightedJob\x1a\x15.staddle.v1.JobStatus(\x01\x12\x36\n\x04List\x12\x17.staddle.v1.ListRequest\x1a\x15.staddle.v1.ListReply\x12\x35\n\x04Show\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport\x12\x38\n\x05Watch\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobReport0\x01\x12\x35\n\x04Stop\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatus\x12\x37\n\x06Resume\x12\x16.staddle.v1.JobRequest\x1a\x15.staddle.v1.JobStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,26 +40,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSEDROUND_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_SUBMITREQUEST']._serialized_start=46
   _globals['_SUBMITREQUEST']._serialized_end=81
-  _globals['_LISTREQUEST']._serialized_start=83
-  _globals['_LISTREQUEST']._serialized_end=96
-  _globals['_LISTREPLY']._serialized_start=98
-  _globals['_LISTREPLY']._serialized_end=146
-  _globals['_JOBREQUEST']._serialized_start=148
-  _globals['_JOBREQUEST']._serialized_end=173
-  _globals['_JOBSTATUS']._serialized_start=176
-  _globals['_JOBSTATUS']._serialized_end=577
-  _globals['_JOBSTATUS_ANSWERSENTRY']._serialized_start=484
-  _globals['_JOBSTATUS_ANSWERSENTRY']._serialized_end=530
-  _globals['_JOBSTATUS_FAILEDENTRY']._serialized_start=532
-  _globals['_JOBSTATUS_FAILEDENTRY']._serialized_end=577
-  _globals['_JOBREPORT']._serialized_start=579
-  _globals['_JOBREPORT']._serialized_end=690
-  _globals['_CLOSEDROUND']._serialized_start=693
-  _globals['_CLOSEDROUND']._serialized_end=896
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=850
-  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=896
-  _globals['_COUNTTABLE']._serialized_start=898
-  _globals['_COUNTTABLE']._serialized_end=955
-  _globals['_OPERATIONS']._serialized_start=958
-  _globals['_OPERATIONS']._serialized_end=1311
+  _globals['_WEIGHTEDJOB']._serialized_start=83
+  _globals['_WEIGHTEDJOB']._serialized_end=145
+  _globals['_LISTREQUEST']._serialized_start=147
+  _globals['_LISTREQUEST']._serialized_end=160
+  _globals['_LISTREPLY']._serialized_start=162
+  _globals['_LISTREPLY']._serialized_end=210
+  _globals['_JOBREQUEST']._serialized_start=212
+  _globals['_JOBREQUEST']._serialized_end=237
+  _globals['_JOBSTATUS']._serialized_start=240
+  _globals['_JOBSTATUS']._serialized_end=641
+  _globals['_JOBSTATUS_ANSWERSENTRY']._serialized_start=548
+  _globals['_JOBSTATUS_ANSWERSENTRY']._serialized_end=594
+  _globals['_JOBSTATUS_FAILEDENTRY']._serialized_start=596
+  _globals['_JOBSTATUS_FAILEDENTRY']._serialized_end=641
+  _globals['_JOBREPORT']._serialized_start=643
+  _globals['_JOBREPORT']._serialized_end=754
+  _globals['_CLOSEDROUND']._serialized_start=757
+  _globals['_CLOSEDROUND']._serialized_end=960
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_start=914
+  _globals['_CLOSEDROUND_METRICSENTRY']._serialized_end=960
+  _globals['_COUNTTABLE']._serialized_start=962
+  _globals['_COUNTTABLE']._serialized_end=1019
+  _globals['_OPERATIONS']._serialized_start=1022
+  _globals['_OPERATIONS']._serialized_end=1442
 # @@protoc_insertion_point(module_scope)

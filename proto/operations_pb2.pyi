@@ -13,6 +13,14 @@ class SubmitRequest(_message.Message):
     signed_job: bytes
     def __init__(self, signed_job: _Optional[bytes] = ...) -> None: ...
 
+class WeightedJob(_message.Message):
+    __slots__ = ("signed_job", "weights")
+    SIGNED_JOB_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    signed_job: bytes
+    weights: bytes
+    def __init__(self, signed_job: _Optional[bytes] = ..., weights: _Optional[bytes] = ...) -> None: ...
+
 class ListRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -40,6 +40,11 @@ class OperationsStub:
                 request_serializer=staddle_dot_proto_dot_operations__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.SubmitWeights = channel.stream_unary(
+                '/staddle.v1.Operations/SubmitWeights',
+                request_serializer=staddle_dot_proto_dot_operations__pb2.WeightedJob.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/staddle.v1.Operations/List',
                 request_serializer=staddle_dot_proto_dot_operations__pb2.ListRequest.SerializeToString,
@@ -72,6 +77,13 @@ class OperationsServicer:
 
     def Submit(self, request, context):
         """Queues a job that an operator signed; repeating the same bytes changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitWeights(self, request_iterator, context):
+        """The same for a job that begins with a file of weights: the signed job first, then the file in pieces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +130,11 @@ def add_OperationsServicer_to_server(servicer, server):
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=staddle_dot_proto_dot_operations__pb2.SubmitRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_operations__pb2.JobStatus.SerializeToString,
+            ),
+            'SubmitWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.SubmitWeights,
+                    request_deserializer=staddle_dot_proto_dot_operations__pb2.WeightedJob.FromString,
                     response_serializer=staddle_dot_proto_dot_operations__pb2.JobStatus.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
@@ -172,6 +189,33 @@ class Operations:
             target,
             '/staddle.v1.Operations/Submit',
             staddle_dot_proto_dot_operations__pb2.SubmitRequest.SerializeToString,
+            staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/staddle.v1.Operations/SubmitWeights',
+            staddle_dot_proto_dot_operations__pb2.WeightedJob.SerializeToString,
             staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
             options,
             channel_credentials,

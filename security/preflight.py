@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import LocalError, StaddleError
+from ..errors import LocalError, StaddleError, reason
 from .faults import check_local
 from .identity import roster as rosters
 from .identity.certificate import utc_now, validity
@@ -59,7 +59,7 @@ class PreflightReport:
             self.findings.append(Finding(name, ok=False, text=str(error)))
             return None
         except OSError as error:
-            text = f"{error.filename or name}: {error.strerror or error}"
+            text = f"{error.filename or name}: {reason(error)}"
             self.findings.append(Finding(name, ok=False, text=text))
             return None
         self.findings.append(Finding(name, ok=True, text=text))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import random
 import re
 import time
@@ -34,6 +33,7 @@ from ..security.policy.policy import Policy
 from .admission.budget import DatasetBudget
 from .admission.checks import Admitted, admit, checked_cohort
 from .admission.private_jobs import advice, check_room, payer
+from .admission.start_weights import WeightsNeededError, start_objection
 from .blind.group_keys import GroupKeys
 from .blind.round import REFUSED
 from .blind.rounds import BlindRounds, OwnValues
@@ -43,6 +43,7 @@ from .egress.outcomes import DeniedError
 from .egress.session import TurnedAwayError, UnreachableError
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
+from .ingress.start_weights import take
 from .job_folder import JobFolder, split_key
 from .parts.contributions import UNSAID, Contributions
 from .plain_rounds import PlainRounds
@@ -236,7 +237,10 @@ class Agent:
 
     async def _decide(self, offer: JobOffered) -> Event:
         try:
-            admitted = await asyncio.to_thread(self._admit, offer.signed)
+            admitted = await self._admit_with_weights(offer.signed)
+        # The download did not end: the job will be offered again.
+        except TurnedAwayError:
+            raise
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
@@ -283,11 +287,24 @@ class Agent:
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
+    async def _admit_with_weights(self, signed: bytes) -> Admitted:
+        try:
+            return await asyncio.to_thread(self._admit, signed)
+        # Nothing else is against the job, so the download is not for nothing.
+        except WeightsNeededError as needed:
+            job, weights = needed.job, needed.weights
+            pieces = partial(self._gate.session.weights, job, weights.expected[1])
+            await take(weights, needed.path, pieces, self._roster.coordinator.id)
+            log.event("weights.downloaded", job=job.name, sha256=weights.sha256, bytes=weights.size)
+        return await asyncio.to_thread(self._admit, signed)
+
     def _admit(self, signed: bytes) -> Admitted:
         # Policy and data come first: they are the same after a restart, while what is left of a
         # budget and what was signed changes from job to job.
         admitted = self._checked(signed)
-        why = self._gate.signed_sets.objection_to(admitted.job)
+        why = self._gate.signed_sets.objection_to(admitted.job) or start_objection(
+            admitted.job, self._config.directory / "jobs", self._policy
+        )
         if why:
             raise RefusedError(self._roster.coordinator.id, "POLICY", why)
         try:
@@ -506,11 +523,7 @@ class Agent:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
         limits = self._policy.file.limits
-        # Left out of the policy, a limit does not apply.
-        caution = Caution(
-            math.inf if limits.max_step is None else limits.max_step,
-            math.inf if limits.max_parallel is None else limits.max_parallel,
-        )
+        caution = Caution.of(limits.max_step, limits.max_parallel)
         return JobTraining(
             admitted,
             folder,

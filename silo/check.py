@@ -39,6 +39,7 @@ from .admission import budget as budgets
 from .admission.checks import admit
 from .admission.private_jobs import advice
 from .admission.signed_sets import objection_to
+from .admission.start_weights import WeightsNeededError, start_objection
 from .config import SiloConfig
 from .job_folder import JobFolder, split_key
 
@@ -177,6 +178,8 @@ def _job(
     key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)
     try:
         admitted = admit(signed, keys.entry.id, roster, policy, config, key)
+    except WeightsNeededError as needed:
+        return needed.job, _would_download(path, needed)
     except RefusedError as error:
         raise LocalError(
             f"{path}: this silo would decline the job, {error.code}: {error.why}"
@@ -187,7 +190,9 @@ def _job(
             budgets.check_room(job, policy, config)
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
-    why = objection_to(job, keys.entry.id, _signed(config), roster, policy)
+    why = objection_to(job, keys.entry.id, _signed(config), roster, policy) or start_objection(
+        job, config.directory / "jobs", policy
+    )
     if why:
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
@@ -207,6 +212,14 @@ def _job(
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 
+def _would_download(path: Path, needed: WeightsNeededError) -> str:
+    return (
+        f"{path}: {needed.job.name!r}, {needed.job.method_name}: this silo would download the job's"
+        f" file of weights, {preflight.size(needed.weights.expected[1])}, and then look at it and"
+        f" at its records; to check them now, put the file at {needed.path}"
+    )
+
+
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
@@ -221,7 +234,9 @@ def footprint(job: Job, silo: str) -> int:
 
     Computed from shapes, for the largest phase.
     """
-    state = sum(map(_module_bytes, job.method().modules(silo).values()))
+    # Shapes are enough, and a file of weights may not be here yet.
+    with torch.device("meta"):
+        state = sum(map(_module_bytes, job.method().modules(silo).values()))
     items = contribution_items if job.security.required else upload_items
     uploads = (items(job.up(start)) for start in job.phase_starts)
     largest = max(sum(item.spec.nbytes for item in upload) for upload in uploads)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from ..errors import PeerError
+from ..errors import PeerError, reason
 from ..proto.channel import OPTIONS
 from ..security.identity.certificate import DOMAIN
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
@@ -42,7 +42,7 @@ def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
     except OSError as error:
         raise PeerError(
             coordinator.id,
-            f"{address}: {error.strerror or error}; does the coordinator run, on this port?",
+            f"{address}: {reason(error)}; does the coordinator run, on this port?",
         ) from error
 
 

@@ -42,7 +42,7 @@ from pydantic import NonNegativeInt
 from ..algorithms.course import SiloState
 from ..algorithms.tasks.counting import Tally
 from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
-from ..errors import LocalError, UnwritableError
+from ..errors import LocalError, UnwritableError, reason
 from ..files import checked_file
 from ..files.documents import (
     Strict,
@@ -191,7 +191,7 @@ class JobFolder:
             return state_from_bytes(path.read_bytes(), str(path))
         except OSError as error:
             raise LocalError(
-                f"{path}: cannot read it: {error.strerror or error}; restore it from a backup"
+                f"{path}: cannot read it: {reason(error)}; restore it from a backup"
             ) from error
 
     def outbox(self, round_: int) -> Contributions | None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files.file_bounds import check_fits, open_regular
 
 FIXES = {
@@ -90,7 +90,7 @@ def read_arrays(
             with zipfile.ZipFile(file) as archive:
                 return _read(path, archive, size, needed, optional)
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except (_NotPlainError, *NO_ARCHIVE) as error:
         raise LocalError(f"{path}: not a .npz file of plain arrays; {instead}") from error
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ..numerics.devices import CPU
 from .arrays import FIXES, read_arrays
 from .features import Feature
@@ -251,7 +251,7 @@ def save_npz(path: Path, data: Dataset) -> None:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
     except OSError as error:
-        raise LocalError(f"{path}: cannot write it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot write it: {reason(error)}") from error
 
 
 @cache

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files.file_bounds import check_fits, open_regular
 
 Encoding: TypeAlias = Literal["utf-8", "latin-1", "cp1252", "utf-16"]
@@ -56,7 +56,7 @@ def csv_rows(path: Path, delimiter: str = ",", encoding: Encoding = "utf-8") -> 
         name = codecs.lookup(encoding).name.upper()
         raise LocalError(f"{path}: is not {name}; save it as UTF-8, or name its encoding") from None
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
         with open_regular(path) as opened, ParquetFile(opened) as file:
             yield _records(path, file)
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except ArrowException as error:
         why = str(error).partition("\n")[0]
         raise LocalError(f"{path}: cannot read it as Parquet: {why}; write it again") from error

@@ -40,6 +40,7 @@ from threading import RLock
 from typing import Annotated, Any, Literal
 
 import pydantic
+import torch
 from numpy.random import Generator
 from pydantic import BeforeValidator, Field
 
@@ -54,6 +55,7 @@ from ..exchange.parts import Gram, Kind, Mix, Part
 from ..method import Method, Setting, specs_of_buffers
 from ..models.build import (
     ModelOptions,
+    begun,
     build,
     couples_records,
     has_batch_norm,
@@ -63,6 +65,7 @@ from ..models.build import (
     started,
 )
 from ..models.class_names import composed
+from ..models.pretrained import StartValues
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from ..tasks.classification import Classification
@@ -256,6 +259,27 @@ def _features_fault(file: JobFile) -> str:
     return ""
 
 
+def _located(
+    model: ModelOptions, origin: str, folder: Path | None
+) -> tuple[ModelOptions, Path | None]:
+    """The model with the digest of its file of weights, and the file."""
+    if model.weights is None:
+        return model, None
+    # Whoever wrote a document may not have this machine open a path.
+    if (folder is None) != (model.weights.file is None):
+        raise LocalError(
+            f"{origin}: model.weights.file: a job file names the file; a job that crosses has its"
+            " sha256 and size instead, which `staddle job sign` writes"
+        )
+    if folder is None:
+        return model, None
+    try:
+        weights, path = model.weights.found(folder)
+    except LocalError as error:
+        raise LocalError(f"{origin}: model.weights: {error}") from error
+    return model.model_copy(update={"weights": weights}), path
+
+
 LONGEST_ERROR = 2000  # characters
 READING = RLock()  # held while a job with code of others is read
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
@@ -291,15 +315,20 @@ class Job:
     federated: bool = field(default=False, compare=False)
     # the entry ``start`` of the document that the job was read from
     signed_start: Mapping[str, Any] | None = field(default=None, compare=False)
+    # where the file of ``model.weights`` lies on this machine; None where nobody needs its values
+    weights_file: Path | None = field(default=None, compare=False)
 
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
         """Read a job file; LocalError names file, key, value and the fix."""
-        return cls.from_file(read_toml(path, JobFile), str(path))
+        return cls.from_file(read_toml(path, JobFile), str(path), path.parent)
 
     @classmethod
-    def from_file(cls, file: JobFile, origin: str) -> "Job":
-        """The job of a parsed job file."""
+    def from_file(cls, file: JobFile, origin: str, folder: Path | None = None) -> "Job":
+        """The job of a parsed job file.
+
+        ``folder`` is where its paths begin; None for what came from elsewhere, which has none.
+        """
         # The installed code computes the rounds, so a job for another version is declined.
         installed = method_class(file.method.name, origin).version
         if file.method.version not in (None, installed):
@@ -308,10 +337,14 @@ class Job:
                 f" version differs, it is {installed}; install the Staddle release that the job was"
                 " written with"
             )
+        options = method_options(file.method.name, file.method.options, origin)
+        model, weights_file = _located(file.model, origin, folder)
         job = cls(
-            **{key: getattr(file, key) for key in COPIED},
+            **{key: getattr(file, key) for key in COPIED if key != "model"},
+            model=model,
+            weights_file=weights_file,
             method_name=file.method.name,
-            method_options=method_options(file.method.name, file.method.options, origin),
+            method_options=options,
         )
         # Checked once here, so that users of a job need not check its silos again.
         for fault in (cohort_fault(job._draw), _features_fault(file)):
@@ -428,6 +461,16 @@ class Job:
             **{key: plain(getattr(self, key)) for key in COPIED},
         }
 
+    def with_weights(self, folder: Path) -> "Job":
+        """The job on a machine that keeps files of weights in ``folder``, by their digest."""
+        if self.model.weights is None:
+            return self
+        return replace(self, weights_file=folder / self.model.weights.name)
+
+    def check_weights(self) -> StartValues:
+        """What the file of ``model.weights`` brings; LocalError unless it fits the model."""
+        return begun(self.model, self.weights_file)
+
     def for_federation(self) -> "Job":
         """The job as silos run it: their draws follow from the whole job, not from its seed.
 
@@ -476,10 +519,28 @@ class Job:
             )
         if self.privacy is not None and (fault := method.private_fault):
             raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
+        self._check_loaded_parts(method)
         # A blind sum by class shows the silos of a class that few hold (class_census.py).
         if self.security.required and self._sums_by_class(method):
             return self._counted_first()
         return method
+
+    def _check_loaded_parts(self, method: Method) -> None:
+        """LocalError where weights are for a part that no silo, or not every silo, begins with."""
+        if self.model.weights is None:
+            return
+        if getattr(self.method_options, "extractors", ()):
+            raise LocalError(
+                f"model.weights with method.options.extractors of {self.method_name!r}: silos have"
+                " networks of their own, which the file does not fit; leave out one of the two"
+            )
+        with torch.device("meta"):
+            has = method.modules(self.silos[0]).keys()
+        if absent := [part for part in self.model.weights.parts if part not in has]:
+            raise LocalError(
+                f"model.weights.parts names {absent[0]!r}, which method {self.method_name!r} does"
+                " not have; leave it out"
+            )
 
     def _sums_by_class(self, method: Method) -> bool:
         # All rounds, since a method may sum by class in a later phase only.
@@ -617,7 +678,7 @@ class Job:
             self.training.rule,
             self.root,
             # Functions, so that a model is built only where its values are needed.
-            lambda prefix="": build(self.model, self.root, prefix),
+            lambda prefix="": build(self.model, self.root, prefix, self.weights_file),
             lambda: sketch(self.model),
             self.cohort,
             self.model.buffers,

@@ -71,6 +71,11 @@ class Caution:
     max_step: float = inf  # in the silo's longest steps, for each part
     max_parallel: float = inf  # rows of a layer that are multiples of others
 
+    @classmethod
+    def of(cls, max_step: float | None, max_parallel: float | None) -> "Caution":
+        """The bounds of a policy, where None is no bound."""
+        return cls(*(inf if bound is None else bound for bound in (max_step, max_parallel)))
+
     def check(
         self,
         steps: LongestSteps | None,
@@ -93,7 +98,7 @@ class Caution:
             longest = steps.longest
         # Only parts that came down can have been replaced.
         for part in sorted(parts & held.keys() & fresh.keys()):
-            self._check_rows(part, held[part], fresh[part])
+            self.check_rows(part, held[part], fresh[part])
             moved = _distance(held[part], fresh[part])
             self._check_step(part, moved, longest.get(part, 0.0), rounds)
 
@@ -114,9 +119,17 @@ class Caution:
             " if the model is honest"
         )
 
-    def _check_rows(
-        self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
+    def check_rows(
+        self,
+        part: str,
+        held: Mapping[str, Tensor],
+        fresh: Mapping[str, Tensor],
+        what: str = "the delivery",
     ) -> None:
+        """TrapError if more rows of ``fresh`` than the bound are multiples of others.
+
+        ``what`` brought them; rows that were so in ``held`` count for nothing.
+        """
         # Comparing all rows is costly, and without a bound it is of no use.
         if self.max_parallel == inf:
             return
@@ -127,7 +140,7 @@ class Caution:
             # Rows that the silo's own model had already are not this delivery's doing.
             if name not in held or found > parallel_rows(held[name]):
                 raise TrapError(
-                    f"the delivery has {found} rows of {part}.{name} that are multiples of"
+                    f"{what} has {found} rows of {part}.{name} that are multiples of"
                     " others, as in a model that is made to leak records; limits.max_parallel ="
                     f" {self.max_parallel:g}. Look into it, and raise max_parallel if the model is"
                     " honest"

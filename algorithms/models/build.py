@@ -4,7 +4,8 @@ They are equal at every silo before the first round.
 
 Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in),
 1/sqrt(fan_in)) from the job's own streams, so neither the torch release nor its global generator
-changes them, nor are they changed by us. Models from outside the table (foreign.py) may have other
+changes them, nor are they changed by us. A job's ``[model.weights]`` replaces them by a file's
+(pretrained.py). Models from outside the table (foreign.py) may have other
 layers: these begin by their own ``reset_parameters``, or as the model's code made them, under a
 generator that the job's streams seed. Releases can change these values, so the signed job has a
 digest of them (``start_digest``).
@@ -15,6 +16,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import isfinite, prod
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -32,6 +34,7 @@ from ..numerics.torch_draws import drawing
 from . import foreign
 from .class_names import names_fault
 from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
+from .pretrained import StartValues, StartWeights, start_values
 from .registry import NETWORKS, Norm, Shape
 
 # raised when a model of this file, or what it begins with, changes: it enters the job's model
@@ -81,6 +84,8 @@ class ModelOptions(Strict):
 
     Of an image channels, height, width; of a series channels, length.
     """
+    weights: StartWeights | None = None
+    """A file whose values the model begins with."""
 
     @pydantic.field_validator("name")
     @classmethod
@@ -162,6 +167,9 @@ class ModelOptions(Strict):
         written.pop(({"classes", "outputs"} - {self.outputs_key}).pop(), None)
         if network is not None:
             written.pop("head", None)
+        # A signed job has no path, and a job file need not have a digest.
+        if weights := written.pop("weights", None):
+            written["weights"] = {key: value for key, value in weights.items() if value is not None}
         if network is not None and network.options is None:
             written.pop("options", None)
         elif "options" in written:
@@ -385,10 +393,14 @@ def _twin(module: nn.Module) -> nn.Module:
     return made
 
 
-def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.Module]:
+def build(
+    options: ModelOptions, seed: Seed, prefix: str = "", weights: Path | None = None
+) -> dict[str, nn.Module]:
     """A freshly initialised model by part.
 
-    Streams are named by ``prefix`` and the part, so another prefix gives other values.
+    Streams are named by ``prefix`` and the part, so another prefix gives other values. Without one,
+    parts of a job with ``model.weights`` begin with the values of that file, which lies at
+    ``weights``; LocalError where it does not.
 
     The same options and seed give the same bits everywhere; for a model from outside the table,
     everywhere where ``start_digest`` is the same. Values are float32.
@@ -399,14 +411,34 @@ def build(options: ModelOptions, seed: Seed, prefix: str = "") -> dict[str, nn.M
     if outside is None or on_meta:
         for part, module in parts.items():
             fill(module, seed, prefix + part)
-        return parts
+        made = parts
+    else:
+        whole = foreign.construct(outside, seed, prefix)
+        made = foreign.split(whole, outside.name, outside.head)
+        for part, module in made.items():
+            setattr(module, foreign.TRAITS, foreign.traits_of(parts))
+            initialise(module, seed, prefix + part, made=True)
 
-    whole = foreign.construct(outside, seed, prefix)
-    made = foreign.split(whole, outside.name, outside.head)
-    for part, module in made.items():
-        setattr(module, foreign.TRAITS, foreign.traits_of(parts))
-        initialise(module, seed, prefix + part, made=True)
+    # A prefix is of a model that is to differ from the job's.
+    if not prefix and not on_meta:
+        for part, values in begun(options, weights).parts.items():
+            made[part].load_state_dict(values, strict=False)
     return made
+
+
+def begun(options: ModelOptions, weights: Path | None) -> StartValues:
+    """What the file of ``model.weights`` brings; nothing for a model without.
+
+    LocalError where the file is missing or does not fit.
+    """
+    if options.weights is None:
+        return StartValues({})
+    if weights is None:
+        raise LocalError(
+            f"model {options.name!r} begins with the file {options.weights.name}, and nobody says"
+            " where it lies"
+        )
+    return start_values(weights, options.weights, _sketched(options), options.head or ())
 
 
 @lru_cache(maxsize=16)
@@ -426,10 +458,11 @@ def start_digest(options: ModelOptions, seed: Seed) -> str:
 
     For each tensor of ``state_dict``, by part and name in order: canonical JSON of part, name,
     dtype and shape, then its bytes. Values of the table follow from the definition of the job's
-    streams, and need none.
+    streams, and need none. Neither do those of ``model.weights``, whose file has its own digest.
     """
     if wanted(options) is None:
         return ""
+    options = options.model_copy(update={"weights": None})
     with torch.device("cpu"):
         return _start(options.model_dump_json(), seed)
 

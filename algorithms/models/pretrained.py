@@ -1,24 +1,197 @@
-"""Initial values for a silo's private part from a local file, such as a pre-trained model.
+"""Initial values from a safetensors file, in place of those that a job's streams draw.
 
-A job holds no paths, and what crosses starts equal at all silos; so this is for parts that a method
-declares ``loadable``. Where there is no file the part is trained from scratch.
+Two files can bring them. A job's ``[model.weights]`` is for parts that cross: every silo begins
+with the same values, so the signed job has the file's SHA-256 and size, and the file goes from the
+operator through the coordinator to the silos. A silo's own file (``[[weights]]`` in silo.toml) is
+for parts that never cross, which a method declares ``loadable``.
 """
 
 import hashlib
+import io
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Annotated, Literal, cast
 
+from pydantic import Field, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files import tensor_file
-from ...files.documents import read_bytes
-from ...files.file_bounds import check_regular
+from ...files.documents import Strict, read_bytes
+from ...files.file_bounds import check_regular, open_regular
 from ..exchange.parts import Tensors, all_finite
 from ..method import Method
 
 HEADER_BYTES = 1 << 20  # bound on names and metadata next to the tensors
+LARGEST_FILE = 2**32  # bytes of a job's file: it may hold more than the model takes
+MOST_NAMES = 5  # of tensors, in an error
+FOLDER = "weights"  # in the folder of a silo or the coordinator: files by their digest
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+LoadedPart = Literal["extractor", "classifier"]
+
+
+class StartWeights(Strict):
+    """The [model.weights] table.
+
+    A job file names ``file``, from the folder where it lies. The signed job has digest and size in
+    its place.
+    """
+
+    file: str | None = Field(default=None, min_length=1, max_length=4096)
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(strict=True, ge=1, le=LARGEST_FILE)] | None = None  # bytes
+    parts: Annotated[tuple[LoadedPart, ...], Field(min_length=1)] = ("extractor",)
+    """Parts of the model that begin with the file's values; the others begin as drawn."""
+
+    @field_validator("parts")
+    @classmethod
+    def _once(cls, parts: tuple[LoadedPart, ...]) -> tuple[LoadedPart, ...]:
+        # One spelling, since the signed job has it.
+        if list(parts) != sorted(set(parts), reverse=True):
+            raise ValueError(
+                'name each part once: "extractor", "classifier", or both in this order'
+            )
+        return parts
+
+    @model_validator(mode="after")
+    def _named(self) -> "StartWeights":
+        if self.file is None and None in (self.sha256, self.size):
+            raise ValueError("name the file: file = 'weights.safetensors'")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The file's name in a folder of files by digest."""
+        return f"{self.sha256}.safetensors"
+
+    @property
+    def expected(self) -> tuple[str, int]:
+        """SHA-256 in hex and bytes of the file, as the signed job has them."""
+        return self.sha256 or "", self.size or 0
+
+    def found(self, folder: Path) -> tuple["StartWeights", Path]:
+        """Digest and size of a job file's ``file`` below ``folder``, and its path.
+
+        LocalError where it cannot be read, or has another digest or size than the table says.
+        """
+        path = folder / (self.file or self.name)
+        _check_regular(path)
+        stat = path.stat()
+        digest, size = _digest(path, stat.st_size, stat.st_mtime_ns), stat.st_size
+        _compare(path, (self.sha256 or digest, self.size or size), (digest, size))
+        return StartWeights(sha256=digest, size=size, parts=self.parts), path
+
+
+def _check_regular(path: Path) -> None:
+    """LocalError unless a file is there to read."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
+
+
+@lru_cache(maxsize=8)
+def _digest(path: Path, size: int, _: int) -> str:
+    """SHA-256 of a file in hex, kept until its time of change differs."""
+    if size > LARGEST_FILE:
+        raise LocalError(f"{path}: {size} bytes; a file of weights has at most {LARGEST_FILE}")
+    with open_regular(path) as file:
+        # A file's type has no ``readinto`` in the stubs.
+        return hashlib.file_digest(cast("io.BufferedReader", file), "sha256").hexdigest()
+
+
+def _compare(path: Path, wanted: tuple[str, int], found: tuple[str, int]) -> None:
+    if wanted != found:
+        raise LocalError(
+            f"{path}: it has {found[1]} bytes with SHA-256 {found[0]}, expected {wanted[1]} with"
+            f" {wanted[0]}; fetch the file again or correct the digest"
+        )
+
+
+@dataclass(frozen=True)
+class StartValues:
+    """What a job's file brings: values by part, and the names that did not match."""
+
+    parts: Mapping[str, Tensors]
+    drawn: tuple[str, ...] = ()  # buffers that the file lacks, which begin as drawn
+    unused: tuple[str, ...] = ()  # the file's tensors that no part takes
+
+
+def start_values(
+    path: Path, weights: StartWeights, modules: Mapping[str, nn.Module], head: Collection[str]
+) -> StartValues:
+    """The values of the job's file for the parts that it names.
+
+    ``modules`` by part say which tensors these are; they may be on torch's device "meta". A tensor
+    has the name that it has in the whole module's ``state_dict``, or the part's name before it, as
+    in the files that Staddle writes; ``head`` are the submodules that became the classifier.
+    Running statistics may be missing, since they do not always cross. LocalError unless the file is
+    the signed job's and holds all parameters by name, dtype and shape, all finite.
+    """
+    held = _loaded(path, *weights.expected)
+    values: dict[str, Tensors] = {}
+    drawn: list[str] = []
+    used: set[str] = set()
+    for part in weights.parts:
+        wanted = modules[part].state_dict()
+        names = _names(part, wanted, tuple(head), held)
+        present = {name: held[own] for name, own in names.items() if own in held}
+        parameters = dict(modules[part].named_parameters())
+        if missing := [names[name] for name in parameters if name not in present]:
+            raise LocalError(
+                f"{path}: lacks {listed(missing)}, which the job's {part} has; it has"
+                f" {listed(sorted(held))}; take a file of the same architecture"
+            )
+        _check(path, part, present, wanted)
+        values[part] = present
+        drawn += [f"{part}.{name}" for name in wanted if name not in present]
+        used.update(names.values())
+    return StartValues(values, tuple(drawn), tuple(sorted(held.keys() - used)))
+
+
+def _names(
+    part: str, wanted: Collection[str], head: tuple[str, ...], held: Tensors
+) -> dict[str, str]:
+    """The file's name of each tensor: of the ways to name them, the one that fits most."""
+    ways: tuple[Callable[[str], str], ...] = (
+        lambda name: f"part/{part}/{name}",  # a silo's model.safetensors
+        lambda name: f"{part}.{name}",  # a job's results at the coordinator
+        lambda name: _in_whole(part, name, head),
+    )
+    way = max(ways, key=lambda each: len(held.keys() & set(map(each, wanted))))
+    return dict(zip(wanted, map(way, wanted), strict=True))
+
+
+def _in_whole(part: str, name: str, head: tuple[str, ...]) -> str:
+    """A tensor's name in the whole module, before its head was taken out (foreign.split)."""
+    if part == "extractor" or not head:
+        return name
+    if len(head) == 1:
+        return f"{head[0]}.{name}"
+    first, _, rest = name.partition(".")
+    before = {own.replace(".", "_"): own for own in head}
+    return f"{before[first]}.{rest}"
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path, sha256: str, size: int) -> Tensors:
+    """The tensors of a job's file, kept for the next silo; nobody may write to them."""
+    _check_regular(path)
+    # Not mapped: somebody may write to the file while a simulation runs.
+    data = read_bytes(path, size)
+    # The digest covers the whole file, and is checked before anything is parsed.
+    _compare(path, (sha256, size), (hashlib.sha256(data).hexdigest(), len(data)))
+    try:
+        # safetensors, never pickle: a file from elsewhere must not run code.
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise LocalError(f"{path}: not a safetensors file: {error}") from error
 
 
 def load_weights(
@@ -38,11 +211,7 @@ def load_weights(
         raise LocalError(
             f"{path}: method {method.name!r} takes no weights for part {part!r}, {able}"
         )
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
-
+    _check_regular(path)
     # The size that the part needs bounds what is read: a wrong path must not fill the memory.
     module = method.modules(silo)[part]
     needed = sum(tensor.nbytes for tensor in module.state_dict().values())
@@ -64,16 +233,16 @@ def load_weights(
             tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
-    _check(path, part, tensors, module)
-    return tensors, found
-
-
-def _check(path: Path, part: str, tensors: Tensors, module: nn.Module) -> None:
     # Buffers are needed as well, such as running statistics.
     wanted = module.state_dict()
     if set(tensors) != set(wanted):
         missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
         raise LocalError(f"{path}: is for another {part}: lacks {missing}, has {extra} too many")
+    _check(path, part, tensors, wanted)
+    return tensors, found
+
+
+def _check(path: Path, part: str, tensors: Tensors, wanted: Tensors) -> None:
     for name, tensor in tensors.items():
         # The dtype must match exactly, since ``load_values`` converts none.
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
@@ -83,3 +252,10 @@ def _check(path: Path, part: str, tensors: Tensors, module: nn.Module) -> None:
             )
         if not all_finite(tensor):
             raise LocalError(f"{path}: {name!r} holds NaN or infinity; take an earlier checkpoint")
+
+
+def listed(names: Collection[str]) -> str:
+    """The first names in quotes, and how many more there are."""
+    shown = ", ".join(map(repr, islice(names, MOST_NAMES)))
+    more = len(names) - MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -79,6 +79,10 @@ def show(
 def submit(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")],
     operator: OperatorFile,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The file of weights that the job begins with."),
+    ] = None,
 ) -> None:
     """Queue a signed job at the coordinator.
 
@@ -86,7 +90,7 @@ def submit(
     """
     signed = read_bytes(signed_job)
     with connected(operator) as here:
-        status = here.submit(signed)
+        status = here.submit_weights(signed, weights) if weights else here.submit(signed)
     printer.show(_line(status))
     # The coordinator answers a second submission with the job's status; a script must not take
     # that for a new run.

@@ -8,15 +8,23 @@ Templates/operator.toml is an example of it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import grpc
 
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import Strict, read_toml
+from ...files.file_bounds import open_regular
 from ...proto import federation_pb2
 from ...proto import operations_pb2 as pb
-from ...proto.channel import ERROR_METADATA, OPTIONS, checked_address, require_tls13
+from ...proto.channel import (
+    CHUNK_BYTES,
+    ERROR_METADATA,
+    OPTIONS,
+    checked_address,
+    require_tls13,
+    transfer_seconds,
+)
 from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, load_keys
@@ -61,6 +69,20 @@ class Operator:
         return cast(
             "pb.JobStatus", self._call(self._stub.Submit, pb.SubmitRequest(signed_job=signed))
         )
+
+    def submit_weights(self, signed: bytes, weights: Path) -> pb.JobStatus:
+        """Queue a signed job with the file of weights that it names, like ``submit``."""
+        size = weights.stat().st_size
+        try:
+            with open_regular(weights) as file:
+                return cast(
+                    "pb.JobStatus",
+                    self._stub.SubmitWeights(
+                        _frames(signed, file), timeout=CALL_SECONDS + transfer_seconds(size)
+                    ),
+                )
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
 
     def jobs(self) -> list[pb.JobStatus]:
         """All jobs, in their order."""
@@ -109,6 +131,12 @@ class Operator:
             " the coordinator is running, and that both rosters have the same members: run `staddle"
             " roster show` on both sides",
         )
+
+
+def _frames(signed: bytes, file: BinaryIO) -> Iterator[pb.WeightedJob]:
+    yield pb.WeightedJob(signed_job=signed)
+    while piece := file.read(CHUNK_BYTES):
+        yield pb.WeightedJob(weights=piece)
 
 
 @contextmanager

@@ -20,11 +20,19 @@ from ...security.policy.release import MASKED, PADDED, ROTATED, Release
 from ...silo import config as configs
 from ...silo.admission import checks
 from ...silo.admission.checks import Outflow
-from ...silo.admission.private_jobs import privacy_objections
 from ..console import printer
 from ..console.output import number
 from ..privacy import budget_text
-from .visibility import FOR_SILOS, ROWS, SHARED, revealed_by_likeness, together, unbounded, way_of
+from .visibility import (
+    FOR_SILOS,
+    ROWS,
+    SHARED,
+    begun,
+    revealed_by_likeness,
+    together,
+    unbounded,
+    way_of,
+)
 
 WIDTH = 100
 READ = {  # who reads what leaves in a form that hides it
@@ -91,7 +99,7 @@ def check(
     # The functions below are the agent's own, so that this command cannot decide otherwise.
     plan = JobPlan(job)
     outflows = checks.outflows(plan, members, found)
-    objections = (*privacy_objections(job, found), *checks.sum_objections(plan, found, members))
+    objections = checks.job_objections(plan, found, members)
     # A job is accepted whole: one tensor that may not leave declines it.
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
@@ -158,6 +166,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     job = plan.job
     yield _blind(job)
     yield together(job)
+    yield begun(job)
     yield unbounded(plan)
     yield _looked_at(policy)
     if job.privacy is not None:

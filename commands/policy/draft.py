@@ -254,6 +254,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
         ),
         "version = 1",
         *_code(jobs),
+        *_weights(jobs),
         "",
         "[limits]",
         *_comment(
@@ -374,6 +375,19 @@ def _code(jobs: Sequence[Job]) -> list[str]:
         " this program can do. Keep this line only if you trust that code."
     )
     return [*_comment(why), f"packages = {json.dumps(names)}"]
+
+
+def _weights(jobs: Sequence[Job]) -> list[str]:
+    """The line for jobs that begin with a file of weights."""
+    digests = sorted({job.model.weights.expected[0] for job in jobs if job.model.weights})
+    if not digests:
+        return []
+    why = (
+        "Jobs may begin with the files of weights of these SHA-256 digests. Whoever makes such a"
+        " file can make it leak records to whoever reads what this silo uploads. Keep this line"
+        " only if you know where the files come from."
+    )
+    return [*_comment(why), f"weights = {json.dumps(digests)}"]
 
 
 def _decision(why: str, keep: str, decide: str, line: str, *, trust: bool) -> list[str]:

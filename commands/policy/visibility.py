@@ -11,6 +11,7 @@ from ...algorithms.exchange.parts import Gram, Kind, Mix, Part
 from ...algorithms.job.job import Job
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, Release
+from ...security.preflight import size
 from ..console.output import number
 
 # ways to leave masked, next to MASKED itself, which is a sum for the coordinator
@@ -49,6 +50,19 @@ def seen(job: Job) -> str:
     # Nothing hides these.
     reads.append("and who took part, sizes and times")
     return f"blind: each silo's upload is masked; the coordinator reads {', '.join(reads)}"
+
+
+def begun(job: Job) -> str:
+    """A sentence on the file of weights that the model begins with; empty where there is none."""
+    weights = job.model.weights
+    if weights is None:
+        return ""
+    digest, nbytes = weights.expected
+    return (
+        f"the initial values of {' and '.join(weights.parts)} come from a file of {size(nbytes)},"
+        f" SHA-256 {digest}; whoever made it can have made it leak records to those who read what"
+        " silos upload"
+    )
 
 
 def _sets(job: Job) -> str:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ...algorithms.exchange.parts import Contribution, Gram, Part, Read, Sum
 from ...algorithms.exchange.plain import PLAIN
-from ...errors import LocalError, RefusedError
+from ...errors import LocalError, RefusedError, reason
 from ...files import tensor_file
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical
@@ -85,7 +85,7 @@ class KeptSum:
                     digest.update(piece)
                     left -= len(piece)
         except OSError as error:
-            raise LocalError(f"{self.path}: cannot read it: {error.strerror or error}") from error
+            raise LocalError(f"{self.path}: cannot read it: {reason(error)}") from error
         if digest.digest() != self.sha256:
             raise LocalError(
                 f"{self.path}: its words are not those of the open sum: the disk changed them"

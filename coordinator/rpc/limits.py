@@ -13,6 +13,8 @@ BURST = 200.0
 AT_ONCE = {  # calls that carry or make much, and waits: of two, one may not know that its silo left
     "Upload": 1,
     "Fetch": 1,
+    "Weights": 1,
+    "SubmitWeights": 1,
     "GroupKey": 1,
     "Poll": 2,
     "SecureNext": 2,

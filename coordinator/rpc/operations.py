@@ -7,7 +7,10 @@ coordinator's machine (``staddle job results``).
 """
 
 import asyncio
-from collections.abc import Sequence
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from ... import log
@@ -15,9 +18,12 @@ from ...algorithms.job.evaluated import EVALUATION, evaluation_of
 from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
 from ...algorithms.job.schema import plain
-from ...errors import LocalError, PeerError, RefusedError
+from ...algorithms.models.pretrained import FOLDER, StartWeights
+from ...errors import LocalError, PeerError, RefusedError, UnwritableError
+from ...files.arriving import ArrivingFile
 from ...files.documents import canonical_json, parse_json
 from ...proto import operations_pb2 as pb
+from ...proto.channel import transfer_seconds
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.roster import Roster
@@ -25,16 +31,17 @@ from ...security.identity.signed_document import verify_document
 from ..daemon import Daemon
 from ..jobs.job_run import JobRun
 from ..rounds.events import OperatorStopped, Resumed
+from ..storage.spool import MARGIN_BYTES
 from .guard import Context, caller
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 
 
-def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str) -> Job:
+def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str, directory: Path) -> Job:
     """The job of a signed file: an operator of the roster signed it, and its silos stand there.
 
-    ``allowed`` are the installed packages whose code may run. LocalError or PeerError say what is
-    wrong.
+    Its file of weights lies in ``directory``, the coordinator's, or will. ``allowed`` are the
+    installed packages whose code may run. LocalError or PeerError say what is wrong.
     """
     document = verify_document(parse_json(signed, origin), roster, Role.OPERATOR, JOB)
     job = Job.from_document(document, origin, allowed)
@@ -44,7 +51,18 @@ def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str) -> Job:
                 f"{origin}: silo {silo!r} is not a silo of the roster; add it or take it out of"
                 " the job"
             )
-    return job
+    return job.with_weights(directory / FOLDER)
+
+
+def check_weights(job: Job) -> None:
+    """LocalError unless the file of weights that a job names is here and fits its model."""
+    if job.weights_file is not None and not job.weights_file.exists():
+        raise LocalError(
+            f"job {job.name!r} begins with a file of weights that is not here: submit it with"
+            " --weights FILE, or put the file at the coordinator's"
+            f" {FOLDER}/{job.weights_file.name}"
+        )
+    job.check_weights()
 
 
 class Operations:
@@ -63,37 +81,110 @@ class Operations:
         STORAGE or LIMIT says why it cannot be queued.
         """
         operator = caller(context, self._daemon.roster).id
+        job = await self._read(operator, request.signed_job)
+        return self._status(await self._queue(operator, job, request.signed_job))
+
+    async def SubmitWeights(  # noqa: N802
+        self, frames: AsyncIterator[pb.WeightedJob], context: Context
+    ) -> pb.JobStatus:
+        """Queue a job with the file of weights that it names.
+
+        The file is not read where this coordinator has it already. RefusedError as for Submit, and
+        MANIFEST or LIMIT for a stream that is not such a job.
+        """
+        operator = caller(context, self._daemon.roster).id
+        first = await anext(frames, pb.WeightedJob())
+        job = await self._read(operator, first.signed_job)
+        weights, path = job.model.weights, job.weights_file
+        if weights is None or path is None:
+            why = f"job {job.name!r} names no file of weights; submit it without one"
+            raise RefusedError(operator, "JOB_INVALID", why)
+        # What cannot be queued is not worth the transfer.
+        if self._known(operator, job) is None and not path.exists():
+            try:
+                async with asyncio.timeout(transfer_seconds(weights.expected[1])):
+                    await self._receive(operator, weights, path, frames)
+            except TimeoutError:
+                why = "the file was sent slower than its size allows"
+                raise RefusedError(operator, "LIMIT", why) from None
+        return self._status(await self._queue(operator, job, first.signed_job))
+
+    async def _read(self, operator: str, signed: bytes) -> Job:
         try:
             # In a thread, so that other calls run meanwhile.
-            job = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 job_of,
-                request.signed_job,
+                signed,
                 self._daemon.roster,
                 self._daemon.config.packages,
                 "the submitted job",
+                self._daemon.config.directory,
             )
         except PeerError as error:
             raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error
         except LocalError as error:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
 
-        # The answer may have been lost on the way: the same job again is no second one.
+    async def _receive(
+        self,
+        operator: str,
+        weights: StartWeights,
+        path: Path,
+        frames: AsyncIterator[pb.WeightedJob],
+    ) -> None:
+        """Take the file of weights that follows a signed job; it is durable when this returns."""
+        directory, size = self._daemon.config.directory, weights.expected[1]
+        if shutil.disk_usage(directory).free < size + MARGIN_BYTES:
+            why = f"no room for a file of weights of {size} bytes; free some disk"
+            raise RefusedError(operator, "STORAGE", why)
+        # One call at a time by each operator: the guard sees to it.
+        partial = directory / "spool" / f"weights-{operator}"
+        arriving = ArrivingFile(path, partial, *weights.expected)
+        arriving.discard()
+        try:
+            await asyncio.to_thread(arriving.open)
+            with closing(arriving):
+                async for frame in frames:
+                    await asyncio.to_thread(arriving.write, frame.weights)
+                why = await asyncio.to_thread(arriving.finish)
+        except UnwritableError as error:
+            raise RefusedError(operator, "STORAGE", str(error)) from error
+        except LocalError as error:
+            raise RefusedError(operator, "LENGTH", f"the file of weights {error}") from error
+        finally:
+            arriving.discard()
+        if why:
+            raise RefusedError(operator, "DIGEST", why)
+
+    def _known(self, operator: str, job: Job) -> JobRun | None:
+        """The run of a job that is here already; RefusedError for one that cannot be queued."""
         known = self._daemon.run_of(job.name)
-        if known is None:
-            if len(self._daemon.runs) >= MOST_JOBS:
-                raise RefusedError(
-                    operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a new coordinator"
-                )
-            try:
-                self._daemon.check_new(job)
-                log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
-                known = self._daemon.add(job, request.signed_job)
-            except LocalError as error:
-                raise RefusedError(operator, "STORAGE", str(error)) from error
-        elif known.job.digest != job.digest:
+        if known is not None and known.job.digest != job.digest:
             why = f"another job has the name {job.name!r}; have this one signed under a new name"
             raise RefusedError(operator, "JOB_INVALID", why)
-        return self._status(known)
+        if known is None and len(self._daemon.runs) >= MOST_JOBS:
+            raise RefusedError(
+                operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a new coordinator"
+            )
+        return known
+
+    async def _queue(self, operator: str, job: Job, signed: bytes) -> JobRun:
+        # The answer may have been lost on the way: the same job again is no second one.
+        if known := self._known(operator, job):
+            return known
+        try:
+            await asyncio.to_thread(check_weights, job)
+        except LocalError as error:
+            raise RefusedError(operator, "JOB_INVALID", str(error)) from error
+        # Another call may have queued it meanwhile.
+        if known := self._known(operator, job):
+            return known
+        try:
+            self._daemon.check_new(job)
+            log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
+            return self._daemon.add(job, signed)
+        except LocalError as error:
+            raise RefusedError(operator, "STORAGE", str(error)) from error
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:  # noqa: N802
         """All jobs.

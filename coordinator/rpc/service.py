@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ... import log
 from ...algorithms.exchange.parts import Item, delivered_items
-from ...errors import RefusedError
+from ...errors import LocalError, RefusedError, reason
+from ...files.file_bounds import open_regular
 from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
 from ...proto import tensor_pb2 as tensor
-from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
+from ...proto.channel import CHUNK_BYTES, PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
 from ...proto.convert.group_key import poll_from_wire as key_poll_from_wire
 from ...proto.convert.group_key import secagg_delivery_to_wire as key_reply_to_wire
 from ...proto.convert.secagg_received import secagg_delivery_to_wire
@@ -253,6 +254,32 @@ class Service:
         counts = {"sums": len(attachments.sums), "rows": len(attachments.rows)}
         some = {name: count for name, count in counts.items() if count}
         log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **some)
+
+    async def Weights(self, request: pb.WeightsRequest, context: Context) -> None:  # noqa: N802
+        """Stream the file of weights that a job names to one of its silos, from a byte on.
+
+        RefusedError MANIFEST for a job without, LIMIT if the silo reads too slowly.
+        """
+        silo = self._silo(request.session, context)
+        job = self._run(silo, request.job, request.job_digest).job
+        weights, path = job.model.weights, job.weights_file
+        if weights is None or path is None:
+            raise RefusedError(silo, "MANIFEST", f"job {job.name!r} names no file of weights")
+        if request.offset > weights.expected[1]:
+            raise RefusedError(silo, "MANIFEST", f"the file ends before byte {request.offset}")
+        try:
+            with open_regular(path) as file:
+                file.seek(request.offset)
+                async with asyncio.timeout(transfer_seconds(weights.expected[1])):
+                    while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                        self._daemon.saw(silo)
+                        await context.write(pb.WeightsPiece(data=data))
+        except TimeoutError:
+            raise RefusedError(
+                silo, "LIMIT", "the file was read slower than its size allows"
+            ) from None
+        except OSError as error:
+            raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Take what a silo uploads.

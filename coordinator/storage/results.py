@@ -24,7 +24,7 @@ from typing import Any
 
 from ...algorithms.job.evaluated import Evaluated, evaluated
 from ...algorithms.tasks.counting import METRICS, flattened
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files import tensor_file
 from ...files.documents import write_atomic
 from . import table_seals
@@ -137,8 +137,7 @@ def write(out: Path, kept: Kept) -> list[Path]:
             shutil.copyfile(path, target)
         except OSError as error:
             raise LocalError(
-                f"{target}: cannot write it: {error.strerror or error}; a round may just have"
-                " closed"
+                f"{target}: cannot write it: {reason(error)}; a round may just have closed"
             ) from error
         # The copy is checked, and not the file: a disk that fails may change either.
         try:

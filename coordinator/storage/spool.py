@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ...algorithms.exchange.parts import REGION, WEIGHT, Item, all_finite, bounds_fault
-from ...errors import RefusedError
+from ...errors import RefusedError, reason
 from ...proto.channel import CHUNK_BYTES
 from ...proto.stream import Digester
 from ...proto.wire import tensor_from
@@ -25,9 +25,7 @@ def disk_errors(silo: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RefusedError(
-            silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
-        ) from error
+        raise RefusedError(silo, "STORAGE", f"the coordinator's disk: {reason(error)}") from error
 
 
 class Spool:

@@ -46,7 +46,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import AfterValidator, Field, model_validator
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -268,7 +268,7 @@ def _make_folder(folder: Path) -> None:
         # The folder's own name is durable before keys are written into it.
         sync_directory(folder.parent)
     except OSError as error:
-        raise LocalError(f"{folder}: cannot make this folder: {error.strerror or error}") from error
+        raise LocalError(f"{folder}: cannot make this folder: {reason(error)}") from error
 
 
 def load_entry(path: Path) -> RosterEntry:
@@ -317,7 +317,7 @@ def _read_private(path: Path) -> bytes:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     if mode & 0o077:
         raise LocalError(
             f"{path}: mode {mode:04o} lets others at this private key; run: chmod 600 {path}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...errors import LocalError, UnwritableError
+from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import canonical_json, sync_directory, unwritable, write_atomic
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, VerifiedLine, leaf_hash, nonce_of
 from .consistency import Consistency
@@ -109,7 +109,7 @@ class AppendLog:
                 log._release()
                 raise
         except OSError as error:
-            raise LocalError(f"{folder}: cannot open it: {error.strerror or error}") from error
+            raise LocalError(f"{folder}: cannot open it: {reason(error)}") from error
         return log
 
     @property

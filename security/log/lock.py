@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...errors import LocalError, UnwritableError
+from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import unwritable
 
 TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
@@ -69,7 +69,7 @@ def held(folder: Path) -> bool:
         return False
     except OSError as error:
         raise LocalError(
-            f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner"
+            f"{folder / 'LOCK'}: cannot read it: {reason(error)}; ask its owner"
         ) from error
     try:
         return not _taken(descriptor, folder / "LOCK", fcntl.LOCK_SH)
@@ -86,7 +86,7 @@ def _taken(descriptor: int, path: Path, how: int) -> bool:
     except OSError as error:
         # Without a lock two processes could write one ledger, so nothing starts.
         raise LocalError(
-            f"{path}: cannot lock it: {error.strerror or error}; move its folder to a disk that"
+            f"{path}: cannot lock it: {reason(error)}; move its folder to a disk that"
             " has file locks"
         ) from error
     return True

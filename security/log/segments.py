@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from .chain import MAX_LINE, Chain, Form, VerifiedLine
 
 CHECKPOINT, LOCK = "checkpoint", "LOCK"
@@ -55,7 +55,7 @@ def segments(folder: Path) -> list[Path]:
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise LocalError(f"{folder}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{folder}: cannot read it: {reason(error)}") from error
     if SINGLE in names:
         raise LocalError(
             f"{folder / SINGLE}: a ledger in one file, of a version before 0.1.0; move the folder"
@@ -117,7 +117,7 @@ class Reading:
                 with path.open("rb", buffering=BUFFER_BYTES) as file:
                     yield from self._lines(file)
             except OSError as error:
-                raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+                raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
             if path != paths[-1] and (self.torn or not self.size):
                 what = "ends in the middle of a line" if self.torn else "is empty"
                 raise self._broken(f"{what}, and another segment follows")

@@ -4,6 +4,7 @@
 
     version = 1
     packages = ["lung-models"]      # installed packages whose code jobs may run; left out: none
+    weights = ["3f79bb7b…"]         # SHA-256 of files that jobs may begin with; left out: none
 
     [limits]
     max_bytes_per_round = "512MiB"
@@ -92,6 +93,9 @@ KindName = Literal[  # exchange.Kind in lower case; a test compares the two
     "key",
     "share",
 ]
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _bytes(value: object) -> object:
@@ -256,6 +260,7 @@ class PolicyFile(Strict):
     secure_aggregation: SecureAggregation = SecureAggregation()
     dataset: dict[DatasetName, BudgetTable] = Field(default_factory=dict)
     packages: tuple[PackageName, ...] = ()
+    weights: tuple[Sha256, ...] = ()
 
     @model_validator(mode="after")
     def _unique(self) -> Self:

@@ -161,6 +161,14 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
 
+    async def weights(self, request: pb.WeightsRequest, size: int) -> AsyncIterator[bytes]:
+        """Download the rest of a job's file of weights of ``size`` bytes, piece by piece."""
+        try:
+            async for piece in self._stub.Weights(request, timeout=transfer_seconds(size)):
+                yield self._present(piece).data
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+
     async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
         """Upload frames of ``size`` message bytes; returns the receipt.
 

@@ -1,20 +1,21 @@
 """The session with the coordinator: who we speak to, and the control messages that hold no tensor.
 
-Control messages are greetings, polls, heartbeats, fetch requests, answers, questions about an
-upload and attestations of other silos' ledgers. They hold names, numbers, digests, signatures of
-tree heads and codes of closed lists. Each is counted before it leaves, against the caps of the
-policy, which stand in the record that the session begins with. The totals are written when the
-session is over.
+Control messages are greetings, polls, heartbeats, fetch requests (of deliveries and of weights),
+answers, questions about an upload and attestations of other silos' ledgers. They hold names,
+numbers, digests, signatures of tree heads and codes of closed lists. Each is counted before it
+leaves, against the caps of the policy, which stand in the record that the session begins with. The
+totals are written when the session is over.
 
 Only this module, gate.py and protocol.py use the client; ``tests/test_structure.py`` checks that.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from google.protobuf.message import Message
 
+from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError, StaddleError
 from ...proto import federation_pb2 as pb
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN
@@ -301,6 +302,17 @@ class CoordinatorSession:
             if sums is not None and sums.refused is not None:
                 await self._sum_records.refused(plan.job.name, plan.job.digest, sums.refused)
             raise
+
+    def weights(self, job: Job, size: int, offset: int) -> AsyncIterator[bytes]:
+        """Download a job's file of weights of ``size`` bytes from a byte on, piece by piece."""
+        request = pb.WeightsRequest(
+            session=self.token,
+            job=job.name,
+            job_digest=bytes.fromhex(job.digest),
+            offset=offset,
+        )
+        self.count(request)
+        return self.client.weights(request, size)
 
     # What silos say of each other's ledgers.
 

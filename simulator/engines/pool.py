@@ -33,7 +33,7 @@ from ...algorithms.engines.simulation import nothing
 from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
-from ...errors import LocalError, StaddleError
+from ...errors import LocalError, StaddleError, reason
 from ...files.processes import end_with_parent, threadless
 from .shared_memory import Descriptor, mapped, written
 
@@ -174,7 +174,7 @@ class Crew:
             begun = len(self._workers)
             self.close()
             raise LocalError(
-                f"worker process {begun + 1} cannot be started: {error.strerror or error}; use"
+                f"worker process {begun + 1} cannot be started: {reason(error)}; use"
                 f" {begun or 1} workers"
             ) from error
         theirs.close()  # the worker alone has it now: the line ends when the worker does

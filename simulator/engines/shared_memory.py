@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.engine import Records
-from ...errors import LocalError
+from ...errors import LocalError, reason
 
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
@@ -64,7 +64,7 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
         size = sum(map(_bytes, records.values()))
         raise LocalError(
             f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more"
-            f" for the worker processes: {error.strerror or error}; free memory, or use one worker"
+            f" for the worker processes: {reason(error)}; free memory, or use one worker"
         ) from error
     return file, table
 

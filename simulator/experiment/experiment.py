@@ -193,11 +193,13 @@ class ExperimentFile(JobSettings):
 class Experiment:
     """An experiment file that was read; paths in it are absolute or start at its folder.
 
-    ``path`` is for errors; paths in ``file`` are resolved already.
+    ``path`` is for errors; paths in ``file`` are resolved already. Those of [model.weights] start
+    at ``folder``, since methods may have their own.
     """
 
     path: Path
     file: ExperimentFile
+    folder: Path
 
     @property
     def name(self) -> str:
@@ -226,7 +228,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     # First, so that errors about files show full paths.
     data, partition = below(file.data, file.partition, folder)
     located = file.model_copy(update={"data": data, "partition": partition})
-    experiment = Experiment(path, located)
+    experiment = Experiment(path, located, folder)
 
     # reading the data may take minutes: a wrong method is found before, with names that stand in
     # for the silos'
@@ -269,7 +271,7 @@ def job_of(
     if method.rounds is not None:
         document["rounds"] = method.rounds
     # Validated like a job file, so that simulation and federation accept the same.
-    return Job.from_file(validate(document, JobFile, origin), origin)
+    return Job.from_file(validate(document, JobFile, origin), origin, experiment.folder)
 
 
 def _records_fault(of_file: ModelOptions, of_method: ModelOptions) -> str:

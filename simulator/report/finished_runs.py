@@ -12,7 +12,7 @@ from ...algorithms.exchange.parts import Tensors
 from ...algorithms.job.evaluated import form_of
 from ...algorithms.tasks.counting import ScoreForm
 from ...algorithms.training.silo_round import state_from_bytes
-from ...errors import LocalError
+from ...errors import LocalError, reason
 from ...files import tensor_file
 from ..run import history as history_file
 from ..run import manifest as identity
@@ -134,6 +134,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(
-            f"{path}: cannot read it: {error.strerror or error}; run the same again"
-        ) from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}; run the same again") from error

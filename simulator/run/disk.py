@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import LocalError, UnwritableError
+from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import Strict, parse_canonical, read_bytes, unwritable
 
 BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it from scratch"
@@ -36,9 +36,7 @@ def read_kept(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(
-            f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}"
-        ) from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}; {BEGIN_ANEW}") from error
 
 
 def parse_kept(path: Path, model: type[ModelT]) -> ModelT:

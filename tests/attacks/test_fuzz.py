@@ -43,6 +43,7 @@ REQUESTS = {
     "Answer": pb.AnswerRequest,
     "Standing": pb.StandingRequest,
     "Fetch": pb.FetchRequest,
+    "Weights": pb.WeightsRequest,
     "Upload": tensor.Frame,
     "Contribute": secure.Contributed,
     "GroupKey": secure.KeyPoll,
@@ -105,7 +106,7 @@ async def say(caller, name, *payloads):
                 yield payload
 
         return await ended(caller.channel.stream_unary(path)(all_of_it(), timeout=SECONDS))
-    if name == "Fetch":
+    if name in {"Fetch", "Weights"}:
 
         async def read():
             async for _ in caller.channel.unary_stream(path)(payloads[0], timeout=SECONDS):

@@ -33,12 +33,14 @@ pytestmark = pytest.mark.actor("operator")
 SILOS = ("north", "east", "south")
 REQUESTS = {
     "Submit": pb.SubmitRequest,
+    "SubmitWeights": pb.WeightedJob,
     "List": pb.ListRequest,
     "Show": pb.JobRequest,
     "Watch": pb.JobRequest,
     "Stop": pb.JobRequest,
     "Resume": pb.JobRequest,
 }
+UNNAMED = {"List", "Submit", "SubmitWeights"}  # their messages name no job
 LARGE = 3_900_000  # bytes, just below what one message may have
 PATIENCE = 30  # seconds, for reading so much on a busy machine
 
@@ -149,7 +151,8 @@ async def say(caller, name, *payloads):
 def any_bytes(world, name, payload):
     try:
         REQUESTS[name].FromString(payload)
-        known = {"List": {"OK"}, "Submit": {"JOB_INVALID", "JOB_SIGNATURE"}}
+        refused = {"JOB_INVALID", "JOB_SIGNATURE"}
+        known = {"List": {"OK"}, "Submit": refused, "SubmitWeights": refused}
         wanted = known.get(name, {"UNKNOWN_JOB"})
     except Exception:  # noqa: BLE001 whatever protobuf raises for bytes that are no message
         wanted = {"MANIFEST"}
@@ -164,10 +167,10 @@ def test_any_bytes_are_refused(world, honest):
 @given(data=st.data(), name=st.sampled_from(sorted(REQUESTS)))
 def any_message(world, data, name):
     message = data.draw(messages(REQUESTS[name]))
-    if name not in {"List", "Submit"} and message.job == "@job":
+    if name not in UNNAMED and message.job == "@job":
         message.job = world.made.job.name
     found = world.run(say(world.operator, name, message.SerializeToString()))
-    known = name == "List" or (name != "Submit" and message.job == world.made.job.name)
+    known = name == "List" or (name not in UNNAMED and message.job == world.made.job.name)
     assert found == "OK" if known else found in {"UNKNOWN_JOB", "JOB_INVALID", "JOB_SIGNATURE"}
 
 
@@ -318,7 +321,7 @@ def test_large_documents_are_refused_with_a_short_reason(world, honest):
             found = await say(world.operator, "Submit", request)
             assert found in {"JOB_INVALID", "JOB_SIGNATURE"}, (what, found)
         text = pb.JobRequest(job="x" * LARGE).SerializeToString()
-        for name in sorted(set(REQUESTS) - {"List", "Submit"}):
+        for name in sorted(set(REQUESTS) - UNNAMED):
             assert await say(world.operator, name, text) == "UNKNOWN_JOB"
 
     world.run(scenario(), 300)
@@ -343,7 +346,8 @@ def test_a_message_that_is_too_large_is_refused_by_the_line(world, honest):
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 @pytest.mark.actor("silo")
 def test_a_silo_may_not_operate_whatever_it_says(world, honest, name):
-    good = {"Submit": {"signed_job": world.made.signed(world.made.job.document())}, "List": {}}
+    signed = {"signed_job": world.made.signed(world.made.job.document())}
+    good = {"Submit": signed, "SubmitWeights": signed, "List": {}}
     payload = REQUESTS[name](**good.get(name, {"job": world.made.job.name})).SerializeToString()
     before = [run.state for run in world.daemon.runs]
     for said in (payload, b"", b"\xff\xff"):

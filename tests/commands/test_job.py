@@ -1,8 +1,11 @@
+import hashlib
 import json
 import re
 from decimal import Decimal
 
 import pytest
+import torch
+from support.start_weights import extractor, save_start
 from typer.testing import CliRunner
 
 from staddle.algorithms.job.evaluated import Evaluated
@@ -15,6 +18,7 @@ from staddle.commands.federation.round_text import in_words
 from staddle.commands.main import app
 from staddle.errors import LocalError
 from staddle.security.dp.rdp import cost
+from staddle.security.preflight import size
 
 JOB = """
 version = 1
@@ -75,6 +79,30 @@ def blind(counts):
         ("seed =", "min_cohort = 3\nseed ="),
         ("[training]", f"[security]\n{table}\n[training]"),
     )
+
+
+def test_a_job_that_begins_with_a_file_says_what_is_taken_from_it(sign, tmp_path):
+    values, file = extractor(), tmp_path / "w.safetensors"
+    save_start(file, {**values, "head.weight": torch.zeros(1)})
+    table = ("[training]", '[model.weights]\nfile = "w.safetensors"\n[training]')
+    result, out = sign(table)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (
+        f"the initial values of extractor come from a file of {size(file.stat().st_size)}, SHA-256 {digest}"
+        in said
+    )
+    assert "not taken from the file: 'head.weight'" in said
+    assert f"submit the job with --weights {file}" in said
+    written = json.loads(out.read_text())["document"]["model"]["weights"]
+    assert written["sha256"] == digest
+    assert "file" not in written
+    save_start(file, dict(list(values.items())[1:]))
+    result, _ = sign(table)
+    assert "which the job's extractor has; it has" in str(result.exception)
+    result, _ = sign((table[0], table[1].replace("w.safe", "x.safe")))
+    assert "job.toml: model.weights: " in str(result.exception)
 
 
 def test_a_job_whose_declared_weights_show_one_silo_is_not_signed(sign):

@@ -77,17 +77,18 @@ def test_every_call_of_the_service_is_one_of_thirteen():
     assert streams == {
         "Hello": unary, "Attest": unary, "Poll": unary, "Beat": unary, "Answer": unary,
         "Fetch": (False, True), "Upload": (True, False), "Standing": unary, "Secure": unary,
-        "SecureNext": unary, "Contribute": unary, "GroupKey": unary, "Padded": unary,
+        "Weights": (False, True), "SecureNext": unary, "Contribute": unary, "GroupKey": unary,
+        "Padded": unary,
     }  # fmt: skip
 
 
 def test_operators_have_a_service_of_their_own():
     service = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
     assert [m.name for m in service.methods] == [
-        "Submit", "List", "Show", "Watch", "Stop", "Resume",
+        "Submit", "SubmitWeights", "List", "Show", "Watch", "Stop", "Resume",
     ]  # fmt: skip
     found = [m.name for m in service.methods if m.client_streaming or m.server_streaming]
-    assert found == ["Watch"]
+    assert found == ["SubmitWeights", "Watch"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.proto")), ids=lambda p: p.name)

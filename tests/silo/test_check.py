@@ -10,6 +10,8 @@ import pytest
 from support.jobs import make_job
 from support.ledgers import first, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
+from support.signed_federation import job_document
+from support.start_weights import begun, save_start
 from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation
@@ -213,6 +215,25 @@ def test_a_job_that_was_accepted_or_run_here(federation, look, config):
     assert "was accepted here, 2 of its rounds are over" in texts["job"]
     (folder / "job.json").write_bytes(b"another")
     assert "another job has this name" in look(signed)["job"]
+
+
+def test_a_job_that_begins_with_a_file_is_judged_before_and_after_the_download(
+    federation, look, config
+):
+    folder = federation.folder / "jobs"
+    save_start(folder / "w.safetensors")
+    document = job_document(SILOS, name="begun", model=begun(classes=3))
+    job = local_federation.sign_job(federation, document)
+    signed, weights = folder / "begun.json", job.model.weights
+    assert "which is not in the policy's weights" in look(signed)["job"]
+    local_federation.write_silo(federation, "silo-a", "127.0.0.1:9", records(), [job])
+    place = federation.state("silo-a") / "weights" / weights.name
+    said = texts_of(config, [signed])["job"]
+    assert f"would download the job's file of weights, {preflight.size(weights.size)}, and" in said
+    assert said.endswith(f"to check them now, put the file at {place}")
+    place.parent.mkdir(parents=True)
+    place.write_bytes((folder / "w.safetensors").read_bytes())
+    assert "this silo would accept" in texts_of(config, [signed])["job"]
 
 
 def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, made, config):

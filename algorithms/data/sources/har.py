@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import LocalError
+from ....errors import LocalError, reason
 from ....files.file_bounds import check_fits, open_regular
 from ..arrays import read_arrays
 from ..dataset import Dataset
@@ -127,7 +127,7 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
             return np.loadtxt(opened, dtype, ndmin=2)
     except OSError as error:
         raise LocalError(
-            f"{file}: cannot read it: {error.strerror or error}; unpack UCI's HAR data set again"
+            f"{file}: cannot read it: {reason(error)}; unpack UCI's HAR data set again"
         ) from error
     # Without its cause, whose text has the numbers.
     except ValueError:

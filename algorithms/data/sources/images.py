@@ -36,7 +36,7 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
-from ....errors import LocalError
+from ....errors import LocalError, reason
 from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
@@ -112,7 +112,7 @@ class Images(ImageFiles, OneByOne):
             classes, found = self._find()
         except OSError as error:
             raise LocalError(
-                f"{error.filename or self.folder}: cannot read it: {error.strerror or error}"
+                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
             ) from error
         count, size = len(found.paths), math.prod(shape) * np.dtype(np.float32).itemsize
         self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")

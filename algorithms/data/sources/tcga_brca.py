@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ....errors import LocalError
+from ....errors import LocalError, reason
 from ....files.file_bounds import check_fits, open_regular
 from ..dataset import Dataset
 from .csv_file import Csv
@@ -136,7 +136,7 @@ def _regions(file: Path) -> dict[str, str]:
             check_fits(file, file.stat().st_size, "its text")
             return {row["TSS Code"]: row["Region"] for row in csv.DictReader(lines, strict=True)}
     except OSError as error:
-        raise LocalError(f"{file}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{file}: cannot read it: {reason(error)}") from error
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
         raise LocalError(
             f"{file}: no table with columns 'TSS Code' and 'Region'; fetch FLamby's file again"

@@ -24,7 +24,7 @@ import pydantic
 import torch
 from numpy.typing import NDArray
 
-from ....errors import LocalError
+from ....errors import LocalError, reason
 from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ...models.torchvision_import import torchvision
@@ -195,9 +195,7 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
                 check_fits(file, _memory(table, file.stat().st_size), "its records")
                 read = np.fromfile(opened, np.uint8)
         except OSError as error:
-            raise LocalError(
-                f"{file}: cannot read it: {error.strerror or error}; fetch it again"
-            ) from error
+            raise LocalError(f"{file}: cannot read it: {reason(error)}; fetch it again") from error
         # All records have one length: a remainder means a file cut short, or of another set.
         if not len(read) or len(read) % row:
             raise LocalError(
@@ -238,7 +236,7 @@ def _check_files(table: Torchvision) -> None:
                         size = _unpacked(file, opened)
             except OSError as error:
                 raise LocalError(
-                    f"{file}: cannot read it: {error.strerror or error}; fetch it again"
+                    f"{file}: cannot read it: {reason(error)}; fetch it again"
                 ) from error
             check_fits(file, _memory(table, size), "its records")
 

@@ -145,8 +145,8 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     outside = {"start", "packages"}  # of jobs whose model or method is not Staddle's own
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED} - outside
-    # not of the file: the method's, and how the job came
-    other = {"method_name", "method_options", "federated", "signed_start"}
+    # not of the file: the method's, how the job came, and where its file of weights lies
+    other = {"method_name", "method_options", "federated", "signed_start", "weights_file"}
     own = {field.name for field in fields(Job)} - other
     assert own == JobFile.model_fields.keys() - {"version", "method"}
 

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 from support.signed_federation import job_document
+from support.start_weights import begun, save_start
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS
@@ -19,6 +20,7 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.rdp import cost, shown
 from staddle.security.identity import roster as rosters
 from staddle.security.policy import policy as policies
+from staddle.security.preflight import size
 from staddle.silo.admission.checks import outflows, sum_objections
 from staddle.silo.admission.private_jobs import privacy_objections
 from staddle.silo.admission.signed_sets import tells_fixed
@@ -329,6 +331,31 @@ def test_policy_new_runs_code_of_the_packages_that_are_named_and_lists_them(fede
     assert done.exit_code == 0, done.output
     assert policies.load(out).file.packages == ("other-models",)
     assert run("check", signed, "--policy", out, "--roster", roster).exit_code == 0
+
+
+def test_policy_new_lists_the_files_that_jobs_begin_with(federation, tmp_path):
+    save_start(federation.folder / "jobs" / "w.safetensors")
+    job = local_federation.sign_job(federation, job_document(SILOS, name="begun", model=begun()))
+    signed, roster = federation.folder / "jobs" / "begun.json", federation.folder / "roster.json"
+    out, digest = tmp_path / "policy.toml", job.model.weights.sha256
+    done = run("new", signed, "--roster", roster, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert policies.load(out).file.weights == (digest,)
+    drafted = " ".join(out.read_text().replace("\n# ", " ").split())
+    assert "Keep this line only if you know where the files come from." in drafted
+    found = run("check", signed, "--policy", out, "--roster", roster)
+    assert found.exit_code == 0
+    said = " ".join(found.output.split())
+    assert (
+        f"the initial values of extractor come from a file of {size(job.model.weights.size)}, SHA-256 {digest}"
+        in said
+    )
+    out.write_text(out.read_text().replace(digest, "ab" * 32))
+    found = run("check", signed, "--policy", out, "--roster", roster)
+    assert found.exit_code == 1
+    assert "which is not in the policy's weights; if you know where it comes from, add" in (
+        " ".join(found.output.split())
+    )
 
 
 def directed(signed, silos):

@@ -104,4 +104,6 @@ def test_one_of_each_call_that_carries_or_makes_much_a_member():
         "Upload",
         "Fetch",
         "GroupKey",
+        "Weights",
+        "SubmitWeights",
     }

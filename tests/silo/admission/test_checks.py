@@ -41,7 +41,9 @@ def ask(made, data_file):
     """Admit a signed job; everything but what the test changes is as it should be."""
 
     def call(signed=None, silo="silo-a", policy=None, data=None, key=KEY, roster=None, weights=()):
-        config = SiloConfig.model_construct(data=data or Npz(file=data_file), weights=weights)
+        config = SiloConfig.model_construct(
+            data=data or Npz(file=data_file), weights=weights, directory=data_file.parent
+        )
         return admit(
             made.signed("simple") if signed is None else signed,
             silo,

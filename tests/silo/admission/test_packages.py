@@ -29,7 +29,9 @@ def ask(made, data_file):
         text, line = draft([made.jobs["outside"]]), '\npackages = ["other-models"]\n'
         assert line in text
         policy = made.parsed(text.replace(line, f"\npackages = {json.dumps(packages)}\n"))
-        config = SiloConfig.model_construct(data=Npz(file=data_file), weights=())
+        config = SiloConfig.model_construct(
+            data=Npz(file=data_file), weights=(), directory=data_file.parent
+        )
         signed = signed or made.signed("outside")
         return admit(signed, "silo-a", made.roster, policy, config, bytes(32))
 
