@@ -89,10 +89,8 @@ def test_a_job_that_begins_with_a_file_says_what_is_taken_from_it(sign, tmp_path
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert (
-        f"the initial values of extractor come from a file of {size(file.stat().st_size)}, SHA-256 {digest}"
-        in said
-    )
+    start = f"{size(file.stat().st_size)}, SHA-256 {digest}"
+    assert f"the initial values of extractor come from a file of {start}" in said
     assert "not taken from the file: 'head.weight'" in said
     assert f"submit the job with --weights {file}" in said
     written = json.loads(out.read_text())["document"]["model"]["weights"]

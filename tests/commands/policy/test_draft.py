@@ -346,10 +346,8 @@ def test_policy_new_lists_the_files_that_jobs_begin_with(federation, tmp_path):
     found = run("check", signed, "--policy", out, "--roster", roster)
     assert found.exit_code == 0
     said = " ".join(found.output.split())
-    assert (
-        f"the initial values of extractor come from a file of {size(job.model.weights.size)}, SHA-256 {digest}"
-        in said
-    )
+    start = f"{size(job.model.weights.size)}, SHA-256 {digest}"
+    assert f"the initial values of extractor come from a file of {start}" in said
     out.write_text(out.read_text().replace(digest, "ab" * 32))
     found = run("check", signed, "--policy", out, "--roster", roster)
     assert found.exit_code == 1
