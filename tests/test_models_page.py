@@ -8,7 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from support.jobs import make_job
+from torch import nn
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.models import foreign
@@ -75,7 +77,7 @@ def blocks(language):
 
 def test_the_examples_run(tmp_path, monkeypatch):
     """The package as the page writes it, and all jobs."""
-    (code,), (entry, *jobs) = blocks("python"), blocks("toml")
+    (code, made), (entry, *jobs) = blocks("python"), blocks("toml")
     (tmp_path / "lung.py").write_text(code)
     info = tmp_path / "lung-1.0.dist-info"
     info.mkdir()
@@ -85,11 +87,22 @@ def test_the_examples_run(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("\n".join(["[staddle.models]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
     assert "lung-net" in foreign.names()
-    assert len(jobs) == 3
+    assert len(jobs) == 4
+    # as torchvision publishes it: for 1,000 classes, and without the counts of batches
+    whole = foreign.builder("torchvision:resnet18")((3, 224, 224), 1000).state_dict()
+    published = {n: nn.Parameter(v) for n, v in whole.items() if "num_batches" not in n}
+    monkeypatch.chdir(tmp_path)
+    torch.save(published, "resnet18-f37072fd.pth")
+    exec(made, {})
     # another test may have one of that name
     monkeypatch.delitem(sys.modules, "lung", raising=False)
     for text in jobs:
-        job = make_job("fedper", model=tomllib.loads(text)["model"])
+        job = make_job("fedper", model=tomllib.loads(text)["model"], folder=tmp_path)
         start = job.document().get("start")
         assert job.model.name == "mlp" or start["made_with"].keys() >= {"torch"}
+        if job.model.weights is not None:
+            taken = job.check_weights()
+    assert taken.unused == ("fc.bias", "fc.weight")
+    assert torch.equal(taken.parts["extractor"]["conv1.weight"], whole["conv1.weight"])
+    assert len(taken.drawn) == 20
     del sys.modules["lung"]

@@ -3,8 +3,8 @@ with a file of weights.
 
 The operator signs both jobs, and reads the sum of each first round, as the coordinator does. The
 measure is the cosine of what it recovers with what the silo's training changed. All silos are
-honest; one joined the federation between the jobs, so no rule on counts objects. What ships declines
-the second job (tests/silo/admission/test_start_weights.py).
+honest; one joined the federation between the jobs, so no rule on counts objects. What ships
+declines the second job (tests/silo/admission).
 """
 
 import pytest

@@ -9,12 +9,12 @@ from staddle.algorithms.job.job import Job, JobFile
 TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
 
 
-def make_job(method="local", options=None, model=None, training=None, **fields):
+def make_job(method="local", options=None, model=None, training=None, folder=None, **fields):
     document = {"version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"]}
     document |= {"method": {"name": method, "options": options or {}}}
     document |= {"model": {"name": "cnn-digits", "classes": 3, **(model or {})}}
     document |= {"training": {**TRAINING, **(training or {})}, **fields}
-    return Job.from_file(JobFile.model_validate(document), "job.toml")
+    return Job.from_file(JobFile.model_validate(document), "job.toml", folder)
 
 
 def make_data(n, seed=0, classes=3, shape=(1, 8, 8)):
