@@ -18,7 +18,7 @@ from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
 from .console.job_example import job_text
-from .policy.visibility import begun, revealed_by_likeness, seen, together, unbounded
+from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
 
@@ -72,7 +72,7 @@ def sign(
     # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
     # differ by one silo must not train alike (SECURITY.md 35).
     job = Job.from_toml(job_file).for_federation()
-    start = job.check_weights()
+    start = job.start_values()
     # The coordinator would refuse it, too, but only at submission.
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
@@ -98,7 +98,7 @@ def sign(
     plan = JobPlan(job)
     # The signer reads the same sentences as the silos (``policy check``).
     facts = (seen(job), together(job), unbounded(plan), revealed_by_likeness(plan), noise(job))
-    printer.show(*filter(None, (*facts, begun(job), *_left_over(start))))
+    printer.show(*filter(None, (*facts, starts_from(job), *_left_over(start))))
     if job.weights_file is not None:
         printer.show(f"submit the job with --weights {job.weights_file}")
 

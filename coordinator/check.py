@@ -25,7 +25,8 @@ from .blind.mixing import part_bytes
 from .blind.unmask import masked_bytes
 from .config import CoordinatorConfig
 from .disk_need import check_room, plain_bytes
-from .rpc.operations import check_weights, job_of
+from .rpc.operations import job_of
+from .rpc.start_weights import check_start_file
 from .storage.database import Database
 from .storage.store import check_folder
 
@@ -106,7 +107,7 @@ def _job(
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"
         )
-    check_weights(job)
+    check_start_file(job)
     # Like ``Daemon.check_new``, except for the weights.
     check_folder(config.directory / "jobs" / job.name, -1)
     whole = check_room(job, config.limits.max_job_bytes)

@@ -21,7 +21,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .. import log, metrics
 from ..algorithms.job.job import Job
-from ..algorithms.models.pretrained import FOLDER
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
 from ..metrics import Gauge
@@ -42,8 +41,9 @@ from .daemon import Daemon
 from .rounds.events import Stage
 from .rpc.guard import Guard
 from .rpc.limits import CallLimits
-from .rpc.operations import Operations, check_weights, job_of
+from .rpc.operations import Operations, job_of
 from .rpc.service import Service
+from .rpc.start_weights import check_start_file, missing_file
 from .storage.database import Database, StoredJob
 
 
@@ -141,10 +141,14 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         jobs = [_job(path, config, roster, known) for path in config.jobs]
         new = [(job, signed) for job, signed in jobs if job.name not in known]
 
+        for job, kept in stored:
+            if kept.state.stage != "ended" and (why := missing_file(job)):
+                log.problem("weights.missing", job=job.name, why=why)
+
         # Before the port is open: what keeps a job from starting is said before a silo calls.
         daemon.check_known(stored)
         for job, _ in new:
-            check_weights(job)
+            check_start_file(job)
             daemon.check_new(job)
         guard = Guard(roster)
         server = _server(daemon, guard)
@@ -231,7 +235,7 @@ def _stored(kept: StoredJob, config: configs.CoordinatorConfig) -> tuple[Job, St
     try:
         document = parse_json(kept.signed, origin)["document"]
         job = Job.from_document(document, origin, config.packages)
-        return job.with_weights(config.directory / FOLDER), kept
+        return job.with_weights(config.directory), kept
     except LocalError as error:
         # An ended job must not keep the coordinator from starting.
         if kept.state.stage != "ended":
@@ -251,7 +255,7 @@ def _job(
     if signed in known.values():
         document = parse_json(signed, str(path))["document"]
         job = Job.from_document(document, str(path), config.packages)
-        return job.with_weights(config.directory / FOLDER), signed
+        return job.with_weights(config.directory), signed
     job = job_of(signed, roster, config.packages, str(path), config.directory)
     if job.name in known:
         raise LocalError(

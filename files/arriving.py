@@ -10,6 +10,7 @@ from ..errors import LocalError, UnwritableError
 from .documents import sync_directory, unwritable
 
 PIECE = 1 << 20  # bytes that are read at a time
+LEAST_PIECE = 1 << 14  # bytes of all pieces but the last: each takes a write of its own
 
 
 class ArrivingFile:
@@ -48,11 +49,11 @@ class ArrivingFile:
         self._file.close()
 
     def write(self, piece: bytes) -> None:
-        """Append bytes; LocalError where they are more than the file has, or none."""
-        if not piece or self.received + len(piece) > self._size:
+        """Append bytes; LocalError where they are more than the file has, or few of many."""
+        if not min(LEAST_PIECE, self.missing or 1) <= len(piece) <= self.missing:
             raise LocalError(
                 f"a piece of {len(piece)} bytes after {self.received} of {self._size}; the sender"
-                " has another file"
+                " has another file, or another release"
             )
         left = memoryview(piece)
         try:
@@ -63,6 +64,11 @@ class ArrivingFile:
             raise self._unwritable(error) from error
         self._digest.update(piece)
         self.received += len(piece)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that have not arrived."""
+        return self._size - self.received
 
     def finish(self) -> str:
         """Give the whole file its name; durable when it returns.

@@ -292,38 +292,57 @@ class Agent:
             return await asyncio.to_thread(self._admit, signed)
         # Nothing else is against the job, so the download is not for nothing.
         except WeightsNeededError as needed:
-            job, weights = needed.job, needed.weights
-            pieces = partial(self._gate.session.weights, job, weights.expected[1])
-            await take(weights, needed.path, pieces, self._roster.coordinator.id)
-            log.event("weights.downloaded", job=job.name, sha256=weights.sha256, bytes=weights.size)
+            await asyncio.to_thread(self._check_earlier, needed.job, signed)
+            await self._download(needed)
         return await asyncio.to_thread(self._admit, signed)
+
+    async def _download(self, needed: WeightsNeededError) -> None:
+        job, weights = needed.job, needed.weights
+        pieces = partial(self._gate.session.weights, job, weights.expected[1])
+        try:
+            await take(weights, needed.path, pieces, self._roster.coordinator.id)
+        except TurnedAwayError:
+            # Rate limit: the job is offered, or its round open, until an operator acts.
+            await asyncio.sleep(LONGEST_WAIT_SECONDS)
+            raise
+        log.event("weights.downloaded", job=job.name, sha256=weights.sha256, bytes=weights.size)
 
     def _admit(self, signed: bytes) -> Admitted:
         # Policy and data come first: they are the same after a restart, while what is left of a
         # budget and what was signed changes from job to job.
         admitted = self._checked(signed)
-        why = self._gate.signed_sets.objection_to(admitted.job) or start_objection(
-            admitted.job, self._config.directory / "jobs", self._policy
-        )
-        if why:
-            raise RefusedError(self._roster.coordinator.id, "POLICY", why)
-        try:
-            check_room(admitted.job, self._budget)
-            self._folder(admitted.job.name).check_new(signed)
-            if admitted.job.keyed:
-                self._group_keys.check_new(admitted.job)
-                self._mixed(admitted.job.name).check_begun(
-                    admitted.job, self._gate.protocol.contributed(admitted.job)
-                )
-        except ExhaustedError as error:
-            raise RefusedError(self._roster.coordinator.id, "POLICY", str(error)) from error
-        except LocalError as error:
-            raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", str(error)) from error
+        self._check_earlier(admitted.job, signed)
         return admitted
+
+    def _check_earlier(self, job: Job, signed: bytes) -> None:
+        """What earlier jobs have against one; RefusedError says why it is declined."""
+        coordinator, jobs = self._roster.coordinator.id, self._config.directory / "jobs"
+        try:
+            why = self._gate.signed_sets.objection_to(job)
+            if why := why or start_objection(job, jobs, self._policy):
+                raise RefusedError(coordinator, "POLICY", why)
+            check_room(job, self._budget)
+            self._folder(job.name).check_new(signed)
+            if job.keyed:
+                self._group_keys.check_new(job)
+                contributed = self._gate.protocol.contributed(job)
+                self._mixed(job.name).check_begun(job, contributed)
+        except ExhaustedError as error:
+            raise RefusedError(coordinator, "POLICY", str(error)) from error
+        except LocalError as error:
+            raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
 
     def _checked(self, signed: bytes) -> Admitted:
         key = split_key(self._config.directory)
         return admit(signed, self._silo, self._roster, self._policy, self._config, key)
+
+    async def _accepted(self, job: str, digest: str) -> Admitted:
+        """Like ``_known``; after a restart its file of weights may have to come again."""
+        try:
+            return self._known(job, digest)
+        except WeightsNeededError as needed:
+            await self._download(needed)
+        return self._known(job, digest)
 
     def _known(self, job: str, digest: str) -> Admitted:
         """A job that we accepted, read again from disk after a restart."""
@@ -354,7 +373,7 @@ class Agent:
         """
         async with self._beating(asked.job, asked.round):
             try:
-                await self._round(self._known(asked.job, asked.digest), asked)
+                await self._round(await self._accepted(asked.job, asked.digest), asked)
             # The coordinator wanted the round no more: there is nothing to answer.
             except CancelledError:
                 log.event("round.abandoned", job=asked.job, round=asked.round)
@@ -593,7 +612,7 @@ class Agent:
         return Worked()
 
     async def _take_final(self, finished: JobFinished) -> None:
-        admitted = self._known(finished.job, finished.digest)
+        admitted = await self._accepted(finished.job, finished.digest)
         plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
         delivered = await self._rounds(admitted).fetch(plan, own)
         finish = self._work(admitted).finish

@@ -178,13 +178,13 @@ def _job(
     key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)
     try:
         admitted = admit(signed, keys.entry.id, roster, policy, config, key)
+        job, said = admitted.job, ""
     except WeightsNeededError as needed:
-        return needed.job, _would_download(path, needed)
+        admitted, job, said = None, needed.job, _would_download(path, needed)
     except RefusedError as error:
         raise LocalError(
             f"{path}: this silo would decline the job, {error.code}: {error.why}"
         ) from error
-    job = admitted.job
     if job.privacy is not None:
         try:
             budgets.check_room(job, policy, config)
@@ -203,6 +203,8 @@ def _job(
             f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over",
         )
     folder.check_new(signed)
+    if admitted is None:
+        return job, said
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         # The split above used a temporary key; the agent will draw another.

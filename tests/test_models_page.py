@@ -101,7 +101,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
         start = job.document().get("start")
         assert job.model.name == "mlp" or start["made_with"].keys() >= {"torch"}
         if job.model.weights is not None:
-            taken = job.check_weights()
+            taken = job.start_values()
     assert taken.unused == ("fc.bias", "fc.weight")
     assert torch.equal(taken.parts["extractor"]["conv1.weight"], whole["conv1.weight"])
     assert len(taken.drawn) == 20

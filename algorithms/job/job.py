@@ -55,7 +55,6 @@ from ..exchange.parts import Gram, Kind, Mix, Part
 from ..method import Method, Setting, specs_of_buffers
 from ..models.build import (
     ModelOptions,
-    begun,
     build,
     couples_records,
     has_batch_norm,
@@ -63,9 +62,10 @@ from ..models.build import (
     maps,
     sketch,
     started,
+    values_from_file,
 )
 from ..models.class_names import composed
-from ..models.pretrained import StartValues
+from ..models.pretrained import WEIGHTS_FOLDER, StartValues
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from ..tasks.classification import Classification
@@ -461,15 +461,15 @@ class Job:
             **{key: plain(getattr(self, key)) for key in COPIED},
         }
 
-    def with_weights(self, folder: Path) -> "Job":
-        """The job on a machine that keeps files of weights in ``folder``, by their digest."""
+    def with_weights(self, directory: Path) -> "Job":
+        """The job at a silo or coordinator, which keeps files of weights below its folder."""
         if self.model.weights is None:
             return self
-        return replace(self, weights_file=folder / self.model.weights.name)
+        return replace(self, weights_file=directory / WEIGHTS_FOLDER / self.model.weights.name)
 
-    def check_weights(self) -> StartValues:
+    def start_values(self) -> StartValues:
         """What the file of ``model.weights`` brings; LocalError unless it fits the model."""
-        return begun(self.model, self.weights_file)
+        return values_from_file(self.model, self.weights_file)
 
     def for_federation(self) -> "Job":
         """The job as silos run it: their draws follow from the whole job, not from its seed.
@@ -526,9 +526,15 @@ class Job:
         return method
 
     def _check_loaded_parts(self, method: Method) -> None:
-        """LocalError where weights are for a part that no silo, or not every silo, begins with."""
+        """LocalError where weights are of no use, or their sums would reveal single silos."""
         if self.model.weights is None:
             return
+        if self.security.required and self.privacy is None and self.security.dropouts == "any":
+            raise LocalError(
+                "model.weights in a blind job with security.dropouts = 'any': from one start, sums"
+                " over changing silos reveal what single silos contributed; leave out dropouts, or"
+                " add [privacy]"
+            )
         if getattr(self.method_options, "extractors", ()):
             raise LocalError(
                 f"model.weights with method.options.extractors of {self.method_name!r}: silos have"

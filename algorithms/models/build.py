@@ -421,12 +421,12 @@ def build(
 
     # A prefix is of a model that is to differ from the job's.
     if not prefix and not on_meta:
-        for part, values in begun(options, weights).parts.items():
+        for part, values in values_from_file(options, weights).parts.items():
             made[part].load_state_dict(values, strict=False)
     return made
 
 
-def begun(options: ModelOptions, weights: Path | None) -> StartValues:
+def values_from_file(options: ModelOptions, weights: Path | None) -> StartValues:
     """What the file of ``model.weights`` brings; nothing for a model without.
 
     LocalError where the file is missing or does not fit.

@@ -11,8 +11,9 @@ import io
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -23,14 +24,18 @@ from torch import nn
 from ...errors import LocalError, reason
 from ...files import tensor_file
 from ...files.documents import Strict, read_bytes
-from ...files.file_bounds import check_regular, open_regular
+from ...files.file_bounds import check_fits, check_regular, open_regular
 from ..exchange.parts import Tensors, all_finite
 from ..method import Method
 
 HEADER_BYTES = 1 << 20  # bound on names and metadata next to the tensors
-LARGEST_FILE = 2**32  # bytes of a job's file: it may hold more than the model takes
+LONGEST_HEADER = 4 << 20  # bytes of names and metadata in a job's file
+SPARE_BYTES = 64 << 20  # of tensors in a job's file that the model does not take
+LOADING = Lock()  # held while a job's file is read: each may take gigabytes
+# bytes of a job's file, which is read whole: twice the largest model, since it may hold more
+LARGEST_FILE = 2**31
 MOST_NAMES = 5  # of tensors, in an error
-FOLDER = "weights"  # in the folder of a silo or the coordinator: files by their digest
+WEIGHTS_FOLDER = "weights"  # in the folder of a silo or the coordinator: files by their digest
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 LoadedPart = Literal["extractor", "classifier"]
@@ -70,6 +75,15 @@ class StartWeights(Strict):
         """The file's name in a folder of files by digest."""
         return f"{self.sha256}.safetensors"
 
+    def is_at(self, path: Path) -> bool:
+        """True if the signed job's file lies there, whole."""
+        try:
+            stat = path.stat()
+            found = stat.st_size, _digest(path, stat.st_size, stat.st_mtime_ns)
+        except (OSError, LocalError):
+            return False
+        return found == (self.size, self.sha256)
+
     @property
     def expected(self) -> tuple[str, int]:
         """SHA-256 in hex and bytes of the file, as the signed job has them."""
@@ -80,7 +94,7 @@ class StartWeights(Strict):
 
         LocalError where it cannot be read, or has another digest or size than the table says.
         """
-        path = folder / (self.file or self.name)
+        path = folder / (self.file or "")
         _check_regular(path)
         stat = path.stat()
         digest, size = _digest(path, stat.st_size, stat.st_mtime_ns), stat.st_size
@@ -101,6 +115,7 @@ def _digest(path: Path, size: int, _: int) -> str:
     """SHA-256 of a file in hex, kept until its time of change differs."""
     if size > LARGEST_FILE:
         raise LocalError(f"{path}: {size} bytes; a file of weights has at most {LARGEST_FILE}")
+    _check_regular(path)
     with open_regular(path) as file:
         # A file's type has no ``readinto`` in the stubs.
         return hashlib.file_digest(cast("io.BufferedReader", file), "sha256").hexdigest()
@@ -134,7 +149,15 @@ def start_values(
     Running statistics may be missing, since they do not always cross. LocalError unless the file is
     the signed job's and holds all parameters by name, dtype and shape, all finite.
     """
-    held = _loaded(path, *weights.expected)
+    tensors = chain.from_iterable(module.state_dict().values() for module in modules.values())
+    most = 2 * sum(tensor.nbytes for tensor in tensors) + SPARE_BYTES
+    if weights.expected[1] > most:
+        raise LocalError(
+            f"{path}: {weights.expected[1]} bytes, at most {most} for this model; take a file that"
+            " holds the model alone"
+        )
+    with LOADING:
+        held = _loaded(path, *weights.expected)
     values: dict[str, Tensors] = {}
     drawn: list[str] = []
     used: set[str] = set()
@@ -183,10 +206,13 @@ def _in_whole(part: str, name: str, head: tuple[str, ...]) -> str:
 def _loaded(path: Path, sha256: str, size: int) -> Tensors:
     """The tensors of a job's file, kept for the next silo; nobody may write to them."""
     _check_regular(path)
+    check_fits(path, 2 * size, "loading it", "free memory")
     # Not mapped: somebody may write to the file while a simulation runs.
     data = read_bytes(path, size)
     # The digest covers the whole file, and is checked before anything is parsed.
     _compare(path, (sha256, size), (hashlib.sha256(data).hexdigest(), len(data)))
+    if int.from_bytes(data[:8], "little") > LONGEST_HEADER:
+        raise LocalError(f"{path}: not a safetensors file with a header of up to {LONGEST_HEADER}")
     try:
         # safetensors, never pickle: a file from elsewhere must not run code.
         return load(data)

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ...algorithms.models.pretrained import StartWeights
 from ...coordinator.rounds.events import in_words
 from ...errors import LocalError
-from ...files.documents import parse_json, read_bytes
+from ...files.documents import parse_json, read_bytes, validate
 from ...proto import operations_pb2 as pb
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
@@ -89,6 +90,8 @@ def submit(
     Submitting the same file again changes nothing; once the job has ended, it is an error.
     """
     signed = read_bytes(signed_job)
+    if weights is not None:
+        _check_file(signed, signed_job, weights)
     with connected(operator) as here:
         status = here.submit_weights(signed, weights) if weights else here.submit(signed)
     printer.show(_line(status))
@@ -99,6 +102,16 @@ def submit(
             f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a"
             " new name"
         )
+
+
+def _check_file(signed: bytes, origin: Path, weights: Path) -> None:
+    """LocalError for another file than the signed job's, before it is sent."""
+    model = parse_json(signed, str(origin)).get("document", {}).get("model", {})
+    if "weights" not in model:
+        raise LocalError(f"{origin}: the job names no file of weights; leave out --weights")
+    validate({**model["weights"], "file": weights.name}, StartWeights, str(origin)).found(
+        weights.parent
+    )
 
 
 def list_(operator: OperatorFile, as_json: AsJson = False) -> None:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 import grpc
 
-from ...errors import LocalError, PeerError, RefusedError
+from ...errors import LocalError, PeerError, RefusedError, reason
 from ...files.documents import Strict, read_toml
 from ...files.file_bounds import open_regular
 from ...proto import federation_pb2
@@ -71,9 +71,12 @@ class Operator:
         )
 
     def submit_weights(self, signed: bytes, weights: Path) -> pb.JobStatus:
-        """Queue a signed job with the file of weights that it names, like ``submit``."""
-        size = weights.stat().st_size
+        """Queue a signed job with the file of weights that it names, like ``submit``.
+
+        LocalError where the file cannot be read.
+        """
         try:
+            size = weights.stat().st_size
             with open_regular(weights) as file:
                 return cast(
                     "pb.JobStatus",
@@ -83,6 +86,8 @@ class Operator:
                 )
         except grpc.RpcError as error:
             raise self._explained(error) from None
+        except OSError as error:
+            raise LocalError(f"{weights}: cannot read it: {reason(error)}") from error
 
     def jobs(self) -> list[pb.JobStatus]:
         """All jobs, in their order."""

@@ -27,8 +27,8 @@ from .visibility import (
     FOR_SILOS,
     ROWS,
     SHARED,
-    begun,
     revealed_by_likeness,
+    starts_from,
     together,
     unbounded,
     way_of,
@@ -166,7 +166,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     job = plan.job
     yield _blind(job)
     yield together(job)
-    yield begun(job)
+    yield starts_from(job)
     yield unbounded(plan)
     yield _looked_at(policy)
     if job.privacy is not None:

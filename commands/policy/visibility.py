@@ -52,7 +52,7 @@ def seen(job: Job) -> str:
     return f"blind: each silo's upload is masked; the coordinator reads {', '.join(reads)}"
 
 
-def begun(job: Job) -> str:
+def starts_from(job: Job) -> str:
     """A sentence on the file of weights that the model begins with; empty where there is none."""
     weights = job.model.weights
     if weights is None:

@@ -7,9 +7,7 @@ coordinator's machine (``staddle job results``).
 """
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,9 @@ from ...algorithms.job.evaluated import EVALUATION, evaluation_of
 from ...algorithms.job.foreign_code import Allowed
 from ...algorithms.job.job import Job
 from ...algorithms.job.schema import plain
-from ...algorithms.models.pretrained import FOLDER, StartWeights
-from ...errors import LocalError, PeerError, RefusedError, UnwritableError
-from ...files.arriving import ArrivingFile
+from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import canonical_json, parse_json
 from ...proto import operations_pb2 as pb
-from ...proto.channel import transfer_seconds
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.roster import Roster
@@ -31,8 +26,8 @@ from ...security.identity.signed_document import verify_document
 from ..daemon import Daemon
 from ..jobs.job_run import JobRun
 from ..rounds.events import OperatorStopped, Resumed
-from ..storage.spool import MARGIN_BYTES
 from .guard import Context, caller
+from .start_weights import check_start_file, drop, missing_file, receive, without
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 
@@ -51,18 +46,7 @@ def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str, directo
                 f"{origin}: silo {silo!r} is not a silo of the roster; add it or take it out of"
                 " the job"
             )
-    return job.with_weights(directory / FOLDER)
-
-
-def check_weights(job: Job) -> None:
-    """LocalError unless the file of weights that a job names is here and fits its model."""
-    if job.weights_file is not None and not job.weights_file.exists():
-        raise LocalError(
-            f"job {job.name!r} begins with a file of weights that is not here: submit it with"
-            " --weights FILE, or put the file at the coordinator's"
-            f" {FOLDER}/{job.weights_file.name}"
-        )
-    job.check_weights()
+    return job.with_weights(directory)
 
 
 class Operations:
@@ -89,25 +73,24 @@ class Operations:
     ) -> pb.JobStatus:
         """Queue a job with the file of weights that it names.
 
-        The file is not read where this coordinator has it already. RefusedError as for Submit, and
-        MANIFEST or LIMIT for a stream that is not such a job.
+        The file is not read where this coordinator has it already; for a job that is here without
+        it, it is kept. RefusedError as for Submit, and LENGTH, DIGEST, STORAGE or LIMIT for what is
+        not the job's file.
         """
         operator = caller(context, self._daemon.roster).id
         first = await anext(frames, pb.WeightedJob())
         job = await self._read(operator, first.signed_job)
-        weights, path = job.model.weights, job.weights_file
-        if weights is None or path is None:
-            why = f"job {job.name!r} names no file of weights; submit it without one"
-            raise RefusedError(operator, "JOB_INVALID", why)
         # What cannot be queued is not worth the transfer.
-        if self._known(operator, job) is None and not path.exists():
-            try:
-                async with asyncio.timeout(transfer_seconds(weights.expected[1])):
-                    await self._receive(operator, weights, path, frames)
-            except TimeoutError:
-                why = "the file was sent slower than its size allows"
-                raise RefusedError(operator, "LIMIT", why) from None
-        return self._status(await self._queue(operator, job, first.signed_job))
+        if self._submitted(operator, job) is None:
+            self._check_new(operator, job)
+        missing = await asyncio.to_thread(missing_file, job)
+        if job.model.weights is None or missing:
+            await receive(operator, job, self._daemon.config.directory, frames)
+        try:
+            return self._status(await self._queue(operator, job, first.signed_job))
+        except RefusedError:
+            drop(job, (run.job for run in self._daemon.runs))
+            raise
 
     async def _read(self, operator: str, signed: bytes) -> Job:
         try:
@@ -125,62 +108,38 @@ class Operations:
         except LocalError as error:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
 
-    async def _receive(
-        self,
-        operator: str,
-        weights: StartWeights,
-        path: Path,
-        frames: AsyncIterator[pb.WeightedJob],
-    ) -> None:
-        """Take the file of weights that follows a signed job; it is durable when this returns."""
-        directory, size = self._daemon.config.directory, weights.expected[1]
-        if shutil.disk_usage(directory).free < size + MARGIN_BYTES:
-            why = f"no room for a file of weights of {size} bytes; free some disk"
-            raise RefusedError(operator, "STORAGE", why)
-        # One call at a time by each operator: the guard sees to it.
-        partial = directory / "spool" / f"weights-{operator}"
-        arriving = ArrivingFile(path, partial, *weights.expected)
-        arriving.discard()
-        try:
-            await asyncio.to_thread(arriving.open)
-            with closing(arriving):
-                async for frame in frames:
-                    await asyncio.to_thread(arriving.write, frame.weights)
-                why = await asyncio.to_thread(arriving.finish)
-        except UnwritableError as error:
-            raise RefusedError(operator, "STORAGE", str(error)) from error
-        except LocalError as error:
-            raise RefusedError(operator, "LENGTH", f"the file of weights {error}") from error
-        finally:
-            arriving.discard()
-        if why:
-            raise RefusedError(operator, "DIGEST", why)
-
-    def _known(self, operator: str, job: Job) -> JobRun | None:
-        """The run of a job that is here already; RefusedError for one that cannot be queued."""
-        known = self._daemon.run_of(job.name)
-        if known is not None and known.job.digest != job.digest:
+    def _submitted(self, operator: str, job: Job) -> JobRun | None:
+        """The run of this job, if it was submitted before; RefusedError if another has its name."""
+        run = self._daemon.run_of(job.name)
+        if run is not None and run.job.digest != job.digest:
             why = f"another job has the name {job.name!r}; have this one signed under a new name"
             raise RefusedError(operator, "JOB_INVALID", why)
-        if known is None and len(self._daemon.runs) >= MOST_JOBS:
+        return run
+
+    def _check_new(self, operator: str, job: Job) -> None:
+        if len(self._daemon.runs) >= MOST_JOBS:
             raise RefusedError(
                 operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a new coordinator"
             )
-        return known
+        try:
+            self._daemon.check_new(job)
+        except LocalError as error:
+            raise RefusedError(operator, "STORAGE", str(error)) from error
 
     async def _queue(self, operator: str, job: Job, signed: bytes) -> JobRun:
         # The answer may have been lost on the way: the same job again is no second one.
-        if known := self._known(operator, job):
-            return known
+        if run := self._submitted(operator, job):
+            return run
         try:
-            await asyncio.to_thread(check_weights, job)
+            await asyncio.to_thread(check_start_file, job)
         except LocalError as error:
-            raise RefusedError(operator, "JOB_INVALID", str(error)) from error
+            why = without(self._daemon.config.directory, error)
+            raise RefusedError(operator, "JOB_INVALID", why) from error
         # Another call may have queued it meanwhile.
-        if known := self._known(operator, job):
-            return known
+        if run := self._submitted(operator, job):
+            return run
+        self._check_new(operator, job)
         try:
-            self._daemon.check_new(job)
             log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
             return self._daemon.add(job, signed)
         except LocalError as error:

@@ -267,6 +267,10 @@ class Service:
             raise RefusedError(silo, "MANIFEST", f"job {job.name!r} names no file of weights")
         if request.offset > weights.expected[1]:
             raise RefusedError(silo, "MANIFEST", f"the file ends before byte {request.offset}")
+        # Not a code on which silos greet again: it does not help before an operator acts.
+        if not path.exists():
+            why = "its file of weights is gone; its operator has to submit it again"
+            raise RefusedError(silo, "UNKNOWN_JOB", f"job {job.name!r}: {why}")
         try:
             with open_regular(path) as file:
                 file.seek(request.offset)

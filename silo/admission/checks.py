@@ -9,7 +9,7 @@ from ...algorithms.data.dataset import Dataset, split
 from ...algorithms.exchange.parts import Gram, Mix, Part, Tensors
 from ...algorithms.job.foreign_code import Allowed, not_listed, unlisted
 from ...algorithms.job.job import Job
-from ...algorithms.models.pretrained import FOLDER, load_weights
+from ...algorithms.models.pretrained import load_weights
 from ...algorithms.training.record_checks import check_records, check_testing, check_training
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import parse_json
@@ -28,7 +28,7 @@ from ..config import SiloConfig
 from ..parts.declared import Declared, RecordCount
 from ..parts.releases import readers_of_message, upload_releases
 from .private_jobs import check_signed, privacy_objections
-from .start_weights import check_weights, weights_objections
+from .start_weights import check_start, weights_objections
 
 SUMS_ALONE = "for a method that only sums"  # what to ask for in place of a job that takes trust
 TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
@@ -424,7 +424,7 @@ def admit(
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema, and may run.
     job, signer = read_job(signed, roster, policy.file.packages)
-    job = job.with_weights(config.directory / FOLDER)
+    job = job.with_weights(config.directory)
     plan = JobPlan(job)
 
     # (3) We are one of its silos.
@@ -444,7 +444,7 @@ def admit(
     # (5) The weights that all silos begin with are here and fit the job, and so do (6) our data and
     # (7) the weights that we bring along.
     try:
-        check_weights(job, config.directory, policy, coordinator)
+        check_start(job, policy, coordinator)
         train, test = _own_records(job, silo, config, key)
         weights, digests, public = _own_weights(job, silo, config)
     except LocalError as error:

@@ -1,29 +1,35 @@
 """Whether a job may begin with the file of weights that it names.
 
 Whoever chooses what a model begins with has the means of a coordinator that delivers a model made
-to leak records. So a policy lists such files by digest, and their values are looked at like a
+to leak records. So a policy lists such files by digest, and their rows are looked at like a
 delivery's.
 
-From one start, a silo makes nearly the same first step in every job. So the sums of two blind jobs
-that begin with files tell nearly what the silos contributed that are in one of them alone. Draws
-that differ from job to job (SECURITY.md rule 35) do not hide that; only noise does.
+From one start, a silo makes nearly the same first step in every job. So the sums of two jobs tell
+nearly what the silos contributed that are in one of them alone. Draws that differ from job to job
+(SECURITY.md rule 35) do not hide that; only noise does. One file is enough for two jobs to begin
+alike: whoever makes it knows what the other job draws.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...algorithms.job.job import Job
 from ...algorithms.leaks.traps import Caution
-from ...algorithms.models.pretrained import FOLDER, StartWeights
+from ...algorithms.models.pretrained import StartWeights
 from ...errors import RefusedError
 from ...files.documents import parse_json, read_bytes
-from ...security.ledger.sum_history import SignedSet, find_implied
+from ...security.ledger.sum_history import SignedSet, choices, find_implied
 from ...security.policy.policy import Policy
+from .signed_sets import MOST_CHOICES
 
 
 class WeightsNeededError(RefusedError):
-    """Nothing but the job's file of weights is missing, which the coordinator has."""
+    """The job's file of weights is missing, which the coordinator has.
+
+    The signed job and the policy have nothing against the job.
+    """
 
     def __init__(self, peer: str, job: Job, weights: StartWeights, path: Path) -> None:
         super().__init__(
@@ -43,56 +49,87 @@ def weights_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
 
 
-def check_weights(job: Job, directory: Path, policy: Policy, coordinator: str) -> None:
+def check_start(job: Job, policy: Policy, coordinator: str) -> None:
     """LocalError for a file that does not fit, or looks as if it was made to leak records.
 
-    ``directory`` is the silo's folder. WeightsNeededError where the file is not there.
+    WeightsNeededError where the signed job's file is not there.
     """
-    weights = job.model.weights
-    if weights is None:
+    weights, path = job.model.weights, job.weights_file
+    if weights is None or path is None:
         return
-    path = directory / FOLDER / weights.name
-    if not path.exists():
+    if not weights.is_at(path):
         raise WeightsNeededError(coordinator, job, weights, path)
     caution = Caution.of(None, policy.file.limits.max_parallel)
-    for part, tensors in job.check_weights().parts.items():
+    for part, tensors in job.start_values().parts.items():
         caution.check_rows(part, {}, tensors, "the job's file of weights")
 
 
-def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
-    """Why a job may not begin with a file of weights next to earlier ones; empty if it may.
+@dataclass(frozen=True)
+class StepSums:
+    """Over whom a job without noise shows sums of steps, each alone where it is plain."""
 
-    ``jobs`` has the folders of all jobs that this silo accepted. Unlike for counts, silos that
-    joined or left the federation are no exception: a step is no fact that the founders' roster
-    tells. Neither does it matter whether the files are the same: an operator can make two that
-    differ a little.
+    job: str
+    silos: frozenset[str]
+    blind: bool
+    from_file: bool
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "StepSums":
+        """Those of a job's document, of any release."""
+        security, model = document.get("security", {}), document.get("model", {})
+        blind = security.get("secure_aggregation") == "required"
+        silos = frozenset(document.get("silos", ()))
+        return cls(str(document.get("name")), silos, blind, "weights" in model)
+
+
+def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
+    """Why a job may not begin next to earlier ones, where it or they begin with a file of weights.
+
+    Empty if it may. ``jobs`` has the folders of all jobs that this silo accepted; LocalError for a
+    damaged one. Unlike for counts, silos that joined or left the federation are no exception: a
+    step is no fact that the founders' roster tells.
     """
-    if not _shows_steps(job.document()):
+    if job.privacy is not None:
         return ""
+    new, least = StepSums.of(job.document()), policy.file.secure_aggregation.least_difference
     accepted = sorted(jobs.glob("*/job.json"))
     documents = [parse_json(read_bytes(path), str(path))["document"] for path in accepted]
-    others = {own["name"]: frozenset(own["silos"]) for own in filter(_shows_steps, documents)}
-    others.pop(job.name, None)
-    everybody = frozenset(job.silos).union(*others.values())
-    sets = [SignedSet(name, silos, everybody) for name, silos in others.items()]
-    least = policy.file.secure_aggregation.least_difference
-    found = find_implied(sets, job.silos, everybody, least)
+    exact = [StepSums.of(each) for each in documents if each.get("privacy") is None]
+    others = [each for each in exact if each.job != new.job and (new.from_file or each.from_file)]
+
+    # A plain job shows each silo's step: what is left of a blind sum is that of the others.
+    for each in (other for other in others if other.blind is not new.blind):
+        blind, plain = (new, each) if new.blind else (each, new)
+        alone = blind.silos - plain.silos
+        if 0 < len(alone) < least:
+            return _objection_text(new, [each.job], sorted(alone), least)
+    return _next_to_sums(new, [other for other in others if other.blind], least)
+
+
+def _next_to_sums(new: StepSums, earlier: Sequence[StepSums], least: int) -> str:
+    """What is against a job next to earlier blind ones."""
+    if not new.blind:
+        return ""
+    everybody = new.silos.union(*(each.silos for each in earlier))
+    sets = [SignedSet(each.job, each.silos, everybody) for each in earlier]
+    # Bounded before the search, like the search for counts.
+    if choices(sets, new.silos, least) > MOST_CHOICES:
+        return (
+            f"job {new.job!r} and {len(sets)} earlier ones begin with files of weights, over too"
+            " many sets of silos to compute what their sums reveal; use the same silos in all jobs,"
+            " or add [privacy]"
+        )
+    found = find_implied(sets, new.silos, everybody, least)
     if found is None:
         return ""
+    return _objection_text(new, [each.job for each in found.by], found.silos, least)
+
+
+def _objection_text(new: StepSums, jobs: Sequence[str], silos: Sequence[str], least: int) -> str:
     return (
-        f"job {job.name!r} begins with a file of weights, as did"
-        f" {' and '.join(repr(each.job) for each in found.by)} with other silos; together their"
-        f" sums would reveal nearly what {', '.join(found.silos)} contributed; the policy has"
-        f" secure_aggregation.min_difference = {least} (by default, min_honest +"
-        " assumed_colluders). Have the job signed for the same silos, with [privacy], or without"
-        " model.weights"
+        f"job {new.job!r} has other silos than {' and '.join(map(repr, jobs))}, and a file of"
+        f" weights can make them begin alike; together they would reveal nearly what"
+        f" {', '.join(silos)} contributed; the policy has secure_aggregation.min_difference ="
+        f" {least} (by default, min_honest + assumed_colluders). Have the job signed for the same"
+        " silos, with [privacy], or without model.weights where no job before had them"
     )
-
-
-def _shows_steps(document: Mapping[str, Any]) -> bool:
-    """True for a blind job without noise that begins with a file.
-
-    A plain job hides nothing from the coordinator that its sums could reveal.
-    """
-    blind = document["security"]["secure_aggregation"] == "required"
-    return all((blind, document["privacy"] is None, "weights" in document["model"]))

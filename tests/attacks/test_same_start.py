@@ -9,7 +9,7 @@ declines the second job (tests/silo/admission).
 
 import pytest
 import torch
-from support.start_weights import NETWORK, begun, save_start
+from support.start_weights import NETWORK, save_start, start_table
 
 from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.engines.engine import Records, Serial
@@ -61,7 +61,7 @@ def recovered(records, tmp_path):
     def call(batch_size, *, file):
         model = {"name": NETWORK, "classes": 10}
         if file:
-            model = begun()
+            model = start_table()
             model["weights"]["parts"] = list(PARTS)
         few, _, _ = summed(BEFORE, model, batch_size)
         more, trained, start = summed((*BEFORE, NEW), model, batch_size)

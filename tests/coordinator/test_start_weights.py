@@ -12,12 +12,13 @@ import pytest
 from support.raw_silo import SECONDS, Caller
 from support.refusals import refused
 from support.signed_federation import job_document
-from support.start_weights import NETWORK, begun, extractor, save_start
+from support.start_weights import NETWORK, extractor, save_start, start_table
 
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.check import check
+from staddle.coordinator.storage.spool import MARGIN_BYTES
 from staddle.proto import federation_pb2, operations_pb2
 from staddle.proto.channel import ERROR_METADATA
 from staddle.proto.operations_pb2_grpc import OperationsStub
@@ -36,7 +37,7 @@ def world(tmp_path_factory):
     save_start(folder / "spoilt.safetensors", dict(list(extractor().items())[1:]))
     jobs = {}
     for name, file in {"begun": "w", "twin": "w", "spoilt": "spoilt", "bare": ""}.items():
-        model = begun(f"{file}.safetensors") if file else {"name": NETWORK, "classes": 10}
+        model = start_table(f"{file}.safetensors") if file else {"name": NETWORK, "classes": 10}
         document = job_document(SILOS[:2], name=name, model=model)
         jobs[name] = local_federation.sign_job(federation, document)
     local_federation.write_coordinator(federation, [], {"hold_seconds": 1, "beat_seconds": 20})
@@ -199,6 +200,7 @@ def test_a_file_that_does_not_fit_the_model_is_refused(coordinator, world):
         code, why = await asking.submit(world.spoilt, job="spoilt")
         assert code == "JOB_INVALID"
         assert "which the job's extractor has" in why
+        assert why.startswith(f"weights/{world.jobs['spoilt'].model.weights.name}: lacks ")
         assert await asking.jobs() == []
 
     coordinator(scenario)
@@ -244,14 +246,14 @@ def test_a_stream_that_breaks_off_leaves_nothing_and_can_be_sent_again(coordinat
 
 
 def test_a_full_disk_refuses_the_file_and_not_the_coordinator(coordinator, world, monkeypatch):
-    free = SimpleNamespace(free=300 * 1024 * 1024)
+    free = SimpleNamespace(free=0)
 
     async def scenario(asking):
         monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-        free.free = 256 * 1024 * 1024 + len(world.data) - 1
+        free.free = MARGIN_BYTES + len(world.data) - 1
         code, why = await asking.submit(world.data)
         assert (code, why) == (
-            "STORAGE", f"no room for a file of weights of {len(world.data)} bytes; free some disk",
+            "STORAGE", f"no room for {len(world.data)} bytes of a file of weights; free some disk",
         )  # fmt: skip
         free.free += 1
         assert (await asking.submit(world.data)).job == "begun"

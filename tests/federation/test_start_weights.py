@@ -6,7 +6,7 @@ Real processes, real TLS.
 import pytest
 import torch
 from federation.conftest import TIMING, job_document
-from support.start_weights import begun, save_start
+from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
@@ -31,7 +31,7 @@ def test_silos_begin_with_the_operators_file_and_end_as_simulated(start):
     running = start(*SILOS)
     file = save_start(running.federation.folder / "jobs" / "w.safetensors")
     jobs = [
-        running.job(job_document(f"from-{method}", SILOS, method, model=begun()))
+        running.job(job_document(f"from-{method}", SILOS, method, model=start_table()))
         for method in ("fedper", "fedssa")
     ]
     running.configure(TIMING, [])
@@ -67,7 +67,7 @@ def test_silos_begin_with_the_operators_file_and_end_as_simulated(start):
 def test_a_silo_whose_policy_does_not_list_the_file_declines(start):
     running = start(*SILOS)
     file = save_start(running.federation.folder / "jobs" / "w.safetensors")
-    job = running.job(job_document("begun", SILOS, "fedper", min_cohort=2, model=begun()))
+    job = running.job(job_document("begun", SILOS, "fedper", min_cohort=2, model=start_table()))
     running.configure(TIMING, [])
     running.restart_coordinator()
     policy = running.federation.folder / "south" / "policy.toml"

@@ -11,7 +11,7 @@ from support.jobs import make_job
 from support.ledgers import first, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
 from support.signed_federation import job_document
-from support.start_weights import begun, save_start
+from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation
@@ -222,7 +222,7 @@ def test_a_job_that_begins_with_a_file_is_judged_before_and_after_the_download(
 ):
     folder = federation.folder / "jobs"
     save_start(folder / "w.safetensors")
-    document = job_document(SILOS, name="begun", model=begun(classes=3))
+    document = job_document(SILOS, name="begun", model=start_table(classes=3))
     job = local_federation.sign_job(federation, document)
     signed, weights = folder / "begun.json", job.model.weights
     assert "which is not in the policy's weights" in look(signed)["job"]

@@ -7,7 +7,7 @@ from staddle.algorithms.models.build import ModelOptions, build
 NETWORK = "cnn-digits"
 
 
-def begun(file="w.safetensors", **fields):
+def start_table(file="w.safetensors", **fields):
     """The [model] table of a job that begins with the file."""
     return {"name": NETWORK, "classes": 10, "weights": {"file": file}, **fields}
 

@@ -87,7 +87,7 @@ def test_the_parts_that_are_named_begin_with_the_file_and_the_others_as_drawn(re
             assert same(begun[part], source[part].state_dict())
         # a second model that is to differ from the job's is drawn
         assert not same(drawn["extractor"], begun["extractor"].state_dict())
-    found = job.check_weights()
+    found = job.start_values()
     assert (found.drawn, found.unused) == ((), ())
 
 
@@ -100,7 +100,8 @@ def test_a_signed_job_has_digest_and_size_and_no_path(read, write):
     back = Job.from_document(document, "the job", None, federated=False)
     assert (back, back.digest, back.weights_file) == (job, job.digest, None)
     # whoever needs the values says where files of weights lie
-    path.rename(path.with_name(f"{digest}.safetensors"))
+    (path.parent / "weights").mkdir()
+    path.rename(path.parent / "weights" / f"{digest}.safetensors")
     here = back.with_weights(path.parent)
     assert same(here.setting().build()["extractor"], other()["extractor"].state_dict())
     with refused("begins with the file [0-9a-f]{64}.safetensors, and nobody says where it lies"):
@@ -111,7 +112,7 @@ def test_a_job_without_a_file_is_as_before(make_job):
     job = make_job("fedper")
     assert "weights" not in job.document()["model"]
     assert job.with_weights(Path("nowhere")) is job
-    assert job.check_weights().parts == {}
+    assert job.start_values().parts == {}
 
 
 def test_a_document_cannot_have_a_machine_open_a_path(read, write):
@@ -158,9 +159,9 @@ def test_names_of_a_whole_module_are_those_of_its_own_state_dict(read, write):
     begun = job.setting().build()
     body = {name: value for name, value in whole.items() if not name.startswith("fc.")}
     assert same(begun["extractor"], body)
-    assert job.check_weights().unused == ("fc.bias", "fc.weight")
+    assert job.start_values().unused == ("fc.bias", "fc.weight")
     with refused(r"'weight' is torch.float32 \[1000, 512\], this job's classifier takes .* \[3, 5"):
-        read(model=RESNET, weights={"parts": ["extractor", "classifier"]}).check_weights()
+        read(model=RESNET, weights={"parts": ["extractor", "classifier"]}).start_values()
 
 
 def test_a_head_of_several_submodules_has_their_own_names(read, write):
@@ -201,7 +202,7 @@ def test_running_statistics_may_be_missing_and_parameters_may_not(read, write):
     buffers = {f"extractor.{name}" for name, _ in trained["extractor"].named_buffers()}
     assert len(buffers) == 60  # mean, variance and count of each norm
     job = read_of(lambda: read("fedavg", RESNET), write, without(values, buffers))
-    assert job.check_weights().drawn == tuple(name for name in values if name in buffers)
+    assert job.start_values().drawn == tuple(name for name in values if name in buffers)
     begun = job.setting().build()["extractor"].state_dict()
     assert all(
         torch.equal(begun[name.removeprefix("extractor.")], value)
@@ -211,7 +212,7 @@ def test_running_statistics_may_be_missing_and_parameters_may_not(read, write):
     some = [name for name in values if name not in buffers][:7]
     write(without(values, some))
     with refused(rf"lacks '{some[0]}', .* and 2 more, which the job's extractor has; it has '"):
-        read("fedavg", RESNET).check_weights()
+        read("fedavg", RESNET).start_values()
 
 
 def without(values, names):
@@ -236,7 +237,7 @@ def test_values_that_do_not_fit_are_named(read, write, change, complaint):
     name = next(name for name, value in flat(other(), "extractor").items() if value.ndim == 4)
     write(spoilt(name, change))
     with refused(complaint):
-        read().check_weights()
+        read().start_values()
 
 
 def test_a_file_that_changed_or_is_none_is_refused(read, write, tmp_path):
@@ -246,13 +247,13 @@ def test_a_file_that_changed_or_is_none_is_refused(read, write, tmp_path):
     data[-1] ^= 1
     path.write_bytes(bytes(data))
     with refused(r"w.safetensors: it has \d+ bytes with SHA-256 [0-9a-f]{64}, expected"):
-        job.check_weights()
+        job.start_values()
     path.write_bytes(b"\0" * 100)
     with refused("w.safetensors: not a safetensors file"):
-        read().check_weights()
+        read().start_values()
     path.unlink()
     with refused("w.safetensors: cannot read it: No such file"):
-        job.check_weights()
+        job.start_values()
 
 
 def test_weights_for_what_a_method_does_not_have_are_refused(read, write):

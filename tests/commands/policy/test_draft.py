@@ -3,7 +3,7 @@ import sys
 
 import pytest
 from support.signed_federation import job_document
-from support.start_weights import begun, save_start
+from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS
@@ -335,7 +335,9 @@ def test_policy_new_runs_code_of_the_packages_that_are_named_and_lists_them(fede
 
 def test_policy_new_lists_the_files_that_jobs_begin_with(federation, tmp_path):
     save_start(federation.folder / "jobs" / "w.safetensors")
-    job = local_federation.sign_job(federation, job_document(SILOS, name="begun", model=begun()))
+    job = local_federation.sign_job(
+        federation, job_document(SILOS, name="begun", model=start_table())
+    )
     signed, roster = federation.folder / "jobs" / "begun.json", federation.folder / "roster.json"
     out, digest = tmp_path / "policy.toml", job.model.weights.sha256
     done = run("new", signed, "--roster", roster, "--out", out)

@@ -5,20 +5,23 @@ import json
 import pytest
 import torch
 from support.signed_federation import job_document
-from support.start_weights import NETWORK, begun, extractor, save_start
+from support.start_weights import NETWORK, extractor, save_start, start_table
 
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.commands.policy.draft import draft
 from staddle.errors import RefusedError
 from staddle.security.policy import policy as policies
+from staddle.silo.admission import start_weights
 from staddle.silo.admission.checks import admit
 from staddle.silo.admission.start_weights import WeightsNeededError, start_objection
 from staddle.silo.config import SiloConfig
 
-SIX = tuple(f"silo-{letter}" for letter in "abcdef")
+EIGHT = tuple(f"silo-{letter}" for letter in "abcdefgh")
+SIX = EIGHT[:6]
 FIVE = SIX[:5]
 BLIND = {"secure_aggregation": "required"}
+PLAIN = {"security": {}}
 PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
 POLICY = (
     "version = 1\n[limits]\nmax_bytes_per_round = 1\n[control]\nmax_messages = 1\nmax_bytes ="
@@ -33,7 +36,7 @@ def ask(made, data_file, tmp_path):
     def call(tensors, *, there=True, listed=True, bounded=True):
         name = f"begun-{len(made.jobs)}"
         save_start(made.files.folder / "jobs" / f"{name}.safetensors", tensors)
-        job = made.job(name, model=begun(f"{name}.safetensors"))
+        job = made.job(name, model=start_table(f"{name}.safetensors"))
         digest = job.model.weights.sha256
         text, line = draft([job]), f"weights = {json.dumps([digest])}"
         assert line in text
@@ -102,7 +105,7 @@ def test_a_file_whose_rows_are_multiples_of_others_is_declined(ask):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    made = local_federation.make(tmp_path_factory.mktemp("starts") / "federation", SIX)
+    made = local_federation.make(tmp_path_factory.mktemp("starts") / "federation", EIGHT)
     for seed in (1, 2):
         save_start(made.folder / "jobs" / f"{seed}.safetensors", extractor(seed))
     return made
@@ -113,7 +116,7 @@ def judge(federation, tmp_path):
     """``judge(job, *earlier)``: the objection to a job after others, each ``(silos, changes)``."""
 
     def sign(name, silos, file=1, **changes):
-        model = begun(f"{file}.safetensors") if file else {"name": NETWORK, "classes": 10}
+        model = start_table(f"{file}.safetensors") if file else {"name": NETWORK, "classes": 10}
         fields = {"rounds": 1, "min_cohort": 3, "security": BLIND, "model": model, **changes}
         return local_federation.sign_job(federation, job_document(silos, name=name, **fields))
 
@@ -135,15 +138,41 @@ def judge(federation, tmp_path):
 def test_two_starts_from_files_with_one_silo_more_would_tell_its_step(judge):
     why = judge((SIX, {}), (FIVE, {}))
     assert why.startswith(
-        "job 'next' begins with a file of weights, as did 'earlier-0' with other silos; together"
-        " their sums would reveal nearly what silo-f contributed; the policy has"
-        " secure_aggregation.min_difference = 3 (by default, min_honest + assumed_colluders)"
+        "job 'next' has other silos than 'earlier-0', and a file of weights can make them begin"
+        " alike; together they would reveal nearly what silo-f contributed; the policy has"
+        " secure_aggregation.min_difference = 3 (by default, min_honest + assumed_colluders). Have"
     )
 
 
-def test_another_file_makes_no_difference(judge):
-    """Of two files that differ by little nobody sees from the digests that they do."""
-    assert "silo-f contributed" in judge((SIX, {"file": 2}), (FIVE, {"file": 1}))
+@pytest.mark.parametrize(
+    ("job", "earlier"),
+    [
+        ((SIX, {"file": 2}), (FIVE, {"file": 1})),  # two files may differ by little
+        # the file of the one may hold what the other draws: that follows from its signed document
+        ((SIX, {}), (FIVE, {"file": 0})),
+        ((SIX, {"file": 0}), (FIVE, {})),
+        ((FIVE, {}), (SIX, {})),
+        # what the silos of a plain job show is taken from the sum of a blind one
+        ((SIX, {}), (FIVE, PLAIN)),
+        ((FIVE, PLAIN), (SIX, {})),
+        ((SIX, {}), (FIVE, {**PLAIN, "file": 0})),
+        ((FIVE, {**PLAIN, "file": 0}), (SIX, {})),
+    ],
+)
+def test_whatever_begins_alike_would_tell_the_step_of_the_silo_that_differs(judge, job, earlier):
+    assert "reveal nearly what silo-f contributed" in judge(job, earlier)
+
+
+def test_sums_of_three_jobs_may_tell_what_those_of_two_do_not(judge):
+    earlier = ((EIGHT, {}), (EIGHT[:4], {}))
+    why = judge((EIGHT[3:], {}), *earlier)
+    assert "'earlier-0' and 'earlier-1'" in why
+    assert "reveal nearly what silo-d contributed" in why
+
+
+def test_a_search_that_would_take_minutes_is_not_begun(judge, monkeypatch):
+    monkeypatch.setattr(start_weights, "MOST_CHOICES", 0)
+    assert "over too many sets of silos" in judge((SIX, {}), (FIVE, {}))
 
 
 @pytest.mark.parametrize(
@@ -151,10 +180,11 @@ def test_another_file_makes_no_difference(judge):
     [
         ((SIX, {}), ()),
         ((SIX, {}), ((SIX, {}),)),
-        ((SIX, {"file": 0}), ((FIVE, {}),)),
-        ((SIX, {}), ((FIVE, {"file": 0}),)),
-        ((SIX, {"security": {}}), ((FIVE, {}),)),
-        ((SIX, {}), ((FIVE, {"security": {}}),)),
+        ((SIX, {"file": 0}), ((FIVE, {"file": 0}),)),
+        ((SIX, PLAIN), ((FIVE, {}),)),
+        ((SIX, PLAIN), ((FIVE, PLAIN),)),
+        ((EIGHT[:4], {}), ((EIGHT, {}),)),
+        ((EIGHT[4:], {}), ((EIGHT, {}), (EIGHT[:4], {}))),
         ((SIX, {"privacy": PRIVACY}), ((FIVE, {}),)),
         ((SIX, {}), ((FIVE, {"privacy": PRIVACY}),)),
     ],
