@@ -161,6 +161,7 @@ def start_values(
     values: dict[str, Tensors] = {}
     drawn: list[str] = []
     used: set[str] = set()
+    # Part by part, since a file may name each in its own way.
     for part in weights.parts:
         wanted = modules[part].state_dict()
         names = _names(part, wanted, tuple(head), held)

@@ -92,7 +92,8 @@ def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
     if job.privacy is not None:
         return ""
     new, least = StepSums.of(job.document()), policy.file.secure_aggregation.least_difference
-    accepted = sorted(jobs.glob("*/job.json"))
+    # Whether its own folder is another job's is for another check to say (job_folder.py).
+    accepted = sorted({*jobs.glob("*/job.json")} - {jobs / job.name / "job.json"})
     documents = [parse_json(read_bytes(path), str(path))["document"] for path in accepted]
     exact = [StepSums.of(each) for each in documents if each.get("privacy") is None]
     others = [each for each in exact if each.job != new.job and (new.from_file or each.from_file)]

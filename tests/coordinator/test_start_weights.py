@@ -14,10 +14,12 @@ from support.refusals import refused
 from support.signed_federation import job_document
 from support.start_weights import NETWORK, extractor, save_start, start_table
 
+from staddle import log
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.check import check
+from staddle.coordinator.config import JobLimits
 from staddle.coordinator.storage.spool import MARGIN_BYTES
 from staddle.proto import federation_pb2, operations_pb2
 from staddle.proto.channel import ERROR_METADATA
@@ -195,6 +197,46 @@ def test_another_file_is_refused_and_leaves_nothing(coordinator, world):
     assert list((coordinator.folder / "spool").iterdir()) == []
 
 
+def test_a_file_that_is_gone_or_spoilt_is_told_and_can_be_sent_again(coordinator, world):
+    async def scenario(asking):
+        assert (await asking.submit(world.data)).job == "begun"
+        for spoil in (coordinator.weights.unlink, lambda: coordinator.weights.write_bytes(b"x")):
+            spoil()
+            assert (await asking.submit(world.data)).job == "begun"
+            assert await asking.download("a") == world.data
+        coordinator.weights.unlink()
+        code, why = await asking.download("a")
+        assert (code, why) == (
+            "UNKNOWN_JOB",
+            "job 'begun': its file of weights is gone; its operator has to submit it again",
+        )
+
+    coordinator(scenario)
+    told = []
+    with log.followed(lambda event, fields: told.append((event, fields))):
+        coordinator(sent_again)
+    (missing,) = [fields for event, fields in told if event == "weights.missing"]
+    assert missing["job"] == "begun"
+    assert "submit it with --weights FILE" in missing["why"]
+
+
+async def sent_again(asking):
+    assert await asking.jobs() == ["begun"]
+    assert (await asking.submit(asking.world.data)).job == "begun"
+    assert await asking.download("a") == asking.world.data
+
+
+def test_a_job_that_cannot_be_queued_leaves_no_file(coordinator, world):
+    async def scenario(asking):
+        # known before a byte of the file is read
+        found = await asking.submit(b"not read")
+        assert found[0] == "STORAGE"
+        assert "the coordinator's limits.max_job_bytes is" in found[1]
+
+    coordinator(scenario, limits=JobLimits(max_job_bytes=1000))
+    assert not coordinator.weights.parent.exists()
+
+
 def test_a_file_that_does_not_fit_the_model_is_refused(coordinator, world):
     async def scenario(asking):
         code, why = await asking.submit(world.spoilt, job="spoilt")
@@ -204,6 +246,7 @@ def test_a_file_that_does_not_fit_the_model_is_refused(coordinator, world):
         assert await asking.jobs() == []
 
     coordinator(scenario)
+    assert list(coordinator.weights.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("first", [b"", b"{}", b"\xff"])

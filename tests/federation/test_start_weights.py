@@ -13,7 +13,8 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 
-SILOS = ("north", "east", "south")
+SILOS = ("north", "east", "south", "west")
+BLIND = {"security": {"secure_aggregation": "required"}, "min_cohort": 3}
 
 
 def call(running, *words, code=0):
@@ -27,13 +28,16 @@ def call(running, *words, code=0):
 
 @pytest.mark.timeout(300)
 def test_silos_begin_with_the_operators_file_and_end_as_simulated(start):
-    """One silo has half of the file already, from before it was killed; one has all of it."""
+    """One silo has half of the file already, from before it was killed, and one has all of it. One
+    loses it between its answer and the first round.
+    """
     running = start(*SILOS)
     file = save_start(running.federation.folder / "jobs" / "w.safetensors")
     jobs = [
         running.job(job_document(f"from-{method}", SILOS, method, model=start_table()))
         for method in ("fedper", "fedssa")
     ]
+    blind = running.job(job_document("blind", SILOS, "fedper", model=start_table(), **BLIND))
     running.configure(TIMING, [])
     running.restart_coordinator()
     weights, data = jobs[0].model.weights, file.read_bytes()
@@ -46,14 +50,19 @@ def test_silos_begin_with_the_operators_file_and_end_as_simulated(start):
     signed = {job.name: running.federation.folder / "jobs" / f"{job.name}.json" for job in jobs}
     assert "from-fedper" in call(running, "submit", signed["from-fedper"], "--weights", file)
     assert "from-fedssa" in call(running, "submit", signed["from-fedssa"])  # it has the file
+    call(running, "submit", running.federation.folder / "jobs" / "blind.json")
+    south = running.start_silo("south")
+    south.wait_for("job.accepted", 60)
+    south.stop()
+    (places["south"] / weights.name).unlink()
     for silo in SILOS:
         running.start_silo(silo)
-    for job in jobs:
+    for job in (*jobs, blind):
         assert "completed" in call(running, "watch", job.name).splitlines()[-1]
     running.ended()
     for job in jobs:
         running.check_models(job, simulate(job, running.shards()))
-    for silo, downloads in {"north": 1, "east": 0, "south": 1}.items():
+    for silo, downloads in {"north": 1, "east": 0, "south": 2, "west": 1}.items():
         assert (places[silo] / weights.name).read_bytes() == data
         assert [path.name for path in places[silo].iterdir()] == [weights.name]
         told = running.events(silo, "weights.downloaded")

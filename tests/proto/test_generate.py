@@ -70,7 +70,7 @@ def test_generated_modules_are_named_inside_the_package():
     assert federation_pb2.DESCRIPTOR.package == "staddle.v1"
 
 
-def test_every_call_of_the_service_is_one_of_thirteen():
+def test_every_call_of_the_service_is_one_of_fourteen():
     service = federation_pb2.DESCRIPTOR.services_by_name["Federation"]
     streams = {m.name: (m.client_streaming, m.server_streaming) for m in service.methods}
     unary = (False, False)

@@ -151,6 +151,12 @@ def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     assert own == JobFile.model_fields.keys() - {"version", "method"}
 
 
+def test_the_digest_of_a_job_is_pinned(make_job):
+    """A key that a job leaves out may not enter it, or every signed job would be another."""
+    pinned = "36e004e5c24734bf3e34e9518ed48686c4bec40b5c94c6c97793a6b9275d14a1"
+    assert make_job("fedper").digest == pinned
+
+
 def test_the_digest_follows_every_choice(make_job):
     jobs = [
         make_job("pfedsim"), make_job("fedavg"), make_job("pfedsim", {"rho": 0.25}),

@@ -256,6 +256,26 @@ def test_a_file_that_changed_or_is_none_is_refused(read, write, tmp_path):
         job.start_values()
 
 
+def test_a_blind_job_from_a_file_sums_no_changing_silos(read, write):
+    write(flat(other()))
+    silos = {"silos": list("abcdef"), "min_cohort": 3}
+    counts = {"weights": "public", "counts": dict.fromkeys("abcdef", 30)}
+    table = {"secure_aggregation": "required", **counts}
+    assert read(**silos, security=table).document()
+    table = {**table, "dropouts": "any"}
+    with refused("model.weights in a blind job with security.dropouts = 'any': from one start"):
+        read(**silos, security=table).document()
+
+
+def test_a_file_is_bounded_by_the_model_and_its_header(read, write, tmp_path):
+    write({**flat(other()), "more": torch.zeros((1 << 24) + (1 << 16))})  # 64 MiB and 256 KiB
+    with refused(r"6\d{7} bytes, at most 6\d{7} for this model; take a file that holds the model"):
+        read().start_values()
+    write({**flat(other()), **{f"tensor.{'x' * 200}.{i}": torch.zeros(0) for i in range(20_000)}})
+    with refused("not a safetensors file with a header of up to 4194304"):
+        read().start_values()
+
+
 def test_weights_for_what_a_method_does_not_have_are_refused(read, write):
     write(flat(other()))
     assert read("ppfl").document()

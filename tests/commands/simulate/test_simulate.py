@@ -1,5 +1,6 @@
 """``staddle simulate`` from the command line; what single modules do is tested with them."""
 
+import hashlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import typer
 from sklearn.datasets import load_digits
+from support.start_weights import extractor, save_start
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.engine import Serial
@@ -54,6 +56,7 @@ TWO = (
     '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = {'
     " rho = 0.3 }"
 )
+DRAWN = '\n[[methods]]\nname = "fedper"\nlabel = "drawn"\n'
 KILLED = Path(__file__).with_name("killed.py")
 ONE, RUN = ("--method", "early", "--seed", "2"), "early/seed-2"
 FIVE = """\
@@ -238,6 +241,34 @@ def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch)
     assert "early, seed 2: resumes after round 2, of 4" in said(file, *ONE).output
     said(file, *ONE, "--out", str(tmp_path / "whole"))
     assert results(tmp_path / "toy") == results(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_methods_may_begin_with_files_of_their_own(write, tmp_path, monkeypatch):
+    """Stopped after the first of two seeds, with one process; without a stop, with two."""
+    save_start(tmp_path / "w.safetensors")
+    weights = 'model = { weights = { file = "w.safetensors" } }'
+    file = write(f'[[methods]]\nname = "fedper"\nlabel = "early"\n{weights}\n{DRAWN}')
+    said(file, "--method", "early", "--seed", "1")
+    said(file, "--method", "early")
+    run = json.loads((tmp_path / "toy" / RUN / "run.json").read_text())
+    assert run["job"]["model"]["weights"]["sha256"] == sha256_of(tmp_path / "w.safetensors")
+    whole = ("--out", str(tmp_path / "whole"), "--workers", "2")
+    assert CliRunner().invoke(app, [str(file), *whole]).exit_code == 0
+    both = results(tmp_path / "toy"), results(tmp_path / "whole")
+    models = [name for name in both[0] if name.startswith("early/") and "models/" in name]
+    assert len(models) == 8
+    assert all(both[0][name] == both[1][name] for name in models)
+    assert all(both[1][name] != both[1][name.replace("early", "drawn")] for name in models)
+    # another file is another run
+    save_start(tmp_path / "w.safetensors", extractor(3))
+    assert "model.weights.sha256" in refused(file, "--method", "early", "--seed", "1")
+    (tmp_path / "w.safetensors").unlink()
+    assert "w.safetensors: cannot read it: No such file" in refused(file)
+
+
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
