@@ -38,8 +38,16 @@ def world(tmp_path_factory):
     save_start(folder / "w.safetensors")
     save_start(folder / "spoilt.safetensors", dict(list(extractor().items())[1:]))
     jobs = {}
-    for name, file in {"begun": "w", "twin": "w", "spoilt": "spoilt", "bare": ""}.items():
+    for name, file in {
+        "begun": "w",
+        "twin": "w",
+        "both": "w",
+        "spoilt": "spoilt",
+        "bare": "",
+    }.items():
         model = start_table(f"{file}.safetensors") if file else {"name": NETWORK, "classes": 10}
+        if name == "both":
+            model["weights"]["parts"] = ["extractor", "classifier"]
         document = job_document(SILOS[:2], name=name, model=model)
         jobs[name] = local_federation.sign_job(federation, document)
     local_federation.write_coordinator(federation, [], {"hold_seconds": 1, "beat_seconds": 20})
@@ -200,8 +208,11 @@ def test_another_file_is_refused_and_leaves_nothing(coordinator, world):
 def test_a_file_that_is_gone_or_spoilt_is_told_and_can_be_sent_again(coordinator, world):
     async def scenario(asking):
         assert (await asking.submit(world.data)).job == "begun"
-        for spoil in (coordinator.weights.unlink, lambda: coordinator.weights.write_bytes(b"x")):
-            spoil()
+        other = world.data[:-1] + bytes([world.data[-1] ^ 1])
+        for spoilt in (None, b"x", other):
+            coordinator.weights.unlink()
+            if spoilt is not None:
+                coordinator.weights.write_bytes(spoilt)
             assert (await asking.submit(world.data)).job == "begun"
             assert await asking.download("a") == world.data
         coordinator.weights.unlink()
@@ -235,6 +246,17 @@ def test_a_job_that_cannot_be_queued_leaves_no_file(coordinator, world):
 
     coordinator(scenario, limits=JobLimits(max_job_bytes=1000))
     assert not coordinator.weights.parent.exists()
+
+
+def test_a_refused_job_takes_no_file_from_another(coordinator, world):
+    async def scenario(asking):
+        assert (await asking.submit(world.data)).job == "begun"
+        code, why = await asking.submit(job="both")  # the file has no classifier
+        assert code == "JOB_INVALID"
+        assert "which the job's classifier has" in why
+        assert await asking.download("a") == world.data
+
+    coordinator(scenario)
 
 
 def test_a_file_that_does_not_fit_the_model_is_refused(coordinator, world):

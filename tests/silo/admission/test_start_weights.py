@@ -88,6 +88,20 @@ def test_a_listed_file_that_is_not_there_is_asked_for(ask):
     assert caught.value.weights == caught.value.job.model.weights
 
 
+def test_a_listed_file_that_somebody_spoilt_is_asked_for_again(ask, monkeypatch):
+    digest = start_weights.StartWeights.is_at
+    assert ask(extractor())
+    data = ask.path.read_bytes()
+
+    def spoilt(weights, path):
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        return digest(weights, path)
+
+    monkeypatch.setattr(start_weights.StartWeights, "is_at", spoilt)
+    with pytest.raises(WeightsNeededError):
+        ask(extractor())
+
+
 def test_a_file_that_does_not_fit_is_declined(ask):
     short = {name: value for name, value in extractor().items() if not name.endswith("bias")}
     assert "bias', which the job's extractor has" in declined(ask, "DATA", short)
