@@ -1,12 +1,14 @@
 """``staddle job init`` and ``sign``: job files."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..algorithms.job.job import Job
+from ..algorithms.leaks.traps import parallel_rows
 from ..algorithms.models.pretrained import StartValues, listed
 from ..errors import LocalError
 from ..files.documents import canonical_json, write_atomic
@@ -18,6 +20,7 @@ from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
 from .console.job_example import job_text
+from .policy.draft import MAX_PARALLEL
 from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
@@ -107,5 +110,12 @@ def _left_over(start: StartValues) -> Iterator[str]:
     """What the file of weights and the model do not share."""
     if start.drawn:
         yield f"the file lacks {listed(start.drawn)}, which begin as in a new model"
+    for name, value in chain.from_iterable(own.items() for own in start.parts.values()):
+        if (count := parallel_rows(value)) > MAX_PARALLEL:
+            yield (
+                f"{count} rows of {name!r} are multiples of others, as in a model that is made to"
+                f" leak: silos with limits.max_parallel below that, such as {MAX_PARALLEL} in a"
+                " drafted policy, decline the job"
+            )
     if start.unused:
         yield f"not taken from the file: {listed(start.unused)}"

@@ -298,6 +298,10 @@ class Agent:
 
     async def _download(self, needed: WeightsNeededError) -> None:
         job, weights = needed.job, needed.weights
+        if needed.path.exists():
+            log.problem(
+                "weights.spoilt", job=job.name, why=f"{needed.path}: changed since; replaced"
+            )
         pieces = partial(self._gate.session.weights, job, weights.expected[1])
         try:
             await take(weights, needed.path, pieces, self._roster.coordinator.id)

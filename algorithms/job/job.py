@@ -545,7 +545,7 @@ class Job:
         if absent := [part for part in self.model.weights.parts if part not in has]:
             raise LocalError(
                 f"model.weights.parts names {absent[0]!r}, which method {self.method_name!r} does"
-                " not have; leave it out"
+                " not have; leave it out, or model.weights where nothing else is in it"
             )
 
     def _sums_by_class(self, method: Method) -> bool:

@@ -57,17 +57,18 @@ class StartWeights(Strict):
     @field_validator("parts")
     @classmethod
     def _once(cls, parts: tuple[LoadedPart, ...]) -> tuple[LoadedPart, ...]:
-        # One spelling, since the signed job has it.
-        if list(parts) != sorted(set(parts), reverse=True):
-            raise ValueError(
-                'name each part once: "extractor", "classifier", or both in this order'
-            )
-        return parts
+        if len(set(parts)) < len(parts):
+            raise ValueError("name each part once")
+        # One order, since the signed job has it.
+        return tuple(sorted(parts, reverse=True))
 
     @model_validator(mode="after")
     def _named(self) -> "StartWeights":
         if self.file is None and None in (self.sha256, self.size):
-            raise ValueError("name the file: file = 'weights.safetensors'")
+            raise ValueError(
+                "name the file: file = 'weights.safetensors', also where the table replaces another"
+                " one; to begin without a file, leave the table out"
+            )
         return self
 
     @property
@@ -97,6 +98,8 @@ class StartWeights(Strict):
         path = folder / (self.file or "")
         _check_regular(path)
         stat = path.stat()
+        if not stat.st_size:
+            raise LocalError(f"{path}: is empty; fetch it again")
         digest, size = _digest(path, stat.st_size, stat.st_mtime_ns), stat.st_size
         _compare(path, (self.sha256 or digest, self.size or size), (digest, size))
         return StartWeights(sha256=digest, size=size, parts=self.parts), path
@@ -164,31 +167,53 @@ def start_values(
     # Part by part, since a file may name each in its own way.
     for part in weights.parts:
         wanted = modules[part].state_dict()
-        names = _names(part, wanted, tuple(head), held)
+        names = _names(path, part, wanted, tuple(head), held)
         present = {name: held[own] for name, own in names.items() if own in held}
         parameters = dict(modules[part].named_parameters())
         if missing := [names[name] for name in parameters if name not in present]:
-            raise LocalError(
-                f"{path}: lacks {listed(missing)}, which the job's {part} has; it has"
-                f" {listed(sorted(held))}; take a file of the same architecture"
-            )
-        _check(path, part, present, wanted)
+            raise LocalError(_lacking(path, part, missing, held, some=bool(present)))
+        _check(path, part, present, wanted, names)
         values[part] = present
         drawn += [f"{part}.{name}" for name in wanted if name not in present]
         used.update(names.values())
     return StartValues(values, tuple(drawn), tuple(sorted(held.keys() - used)))
 
 
+def _lacking(
+    path: Path, part: str, missing: Collection[str], held: Collection[str], *, some: bool
+) -> str:
+    has = f"it has {listed(sorted(held))}"
+    if some:
+        return (
+            f"{path}: lacks {listed(missing)}, which the job's {part} has; {has}; take a file of"
+            " the same architecture"
+        )
+    return (
+        f"{path}: has no tensor of the job's {part}, such as {listed(missing)}; {has}; rename them"
+        f" so, or with '{part}.' before, or leave {part} out of model.weights.parts"
+    )
+
+
 def _names(
-    part: str, wanted: Collection[str], head: tuple[str, ...], held: Tensors
+    path: Path, part: str, wanted: Collection[str], head: tuple[str, ...], held: Tensors
 ) -> dict[str, str]:
-    """The file's name of each tensor: of the ways to name them, the one that fits most."""
+    """The file's name of each tensor: of the ways to name them, the one that fits most.
+
+    LocalError where two fit alike.
+    """
     ways: tuple[Callable[[str], str], ...] = (
+        lambda name: _in_whole(part, name, head),
         lambda name: f"part/{part}/{name}",  # a silo's model.safetensors
         lambda name: f"{part}.{name}",  # a job's results at the coordinator
-        lambda name: _in_whole(part, name, head),
     )
-    way = max(ways, key=lambda each: len(held.keys() & set(map(each, wanted))))
+    fitting = [held.keys() & set(map(way, wanted)) for way in ways]
+    best = max(fitting, key=len)
+    if best and fitting.count(best) < sum(len(each) == len(best) for each in fitting):
+        twice = [min(each) for each in fitting if len(each) == len(best)]
+        raise LocalError(
+            f"{path}: names the tensors of {part} in two ways, such as {listed(twice)}; keep one"
+        )
+    way = ways[fitting.index(best)]
     return dict(zip(wanted, map(way, wanted), strict=True))
 
 
@@ -212,8 +237,15 @@ def _loaded(path: Path, sha256: str, size: int) -> Tensors:
     data = read_bytes(path, size)
     # The digest covers the whole file, and is checked before anything is parsed.
     _compare(path, (sha256, size), (hashlib.sha256(data).hexdigest(), len(data)))
+    if data.startswith(b"PK"):
+        raise LocalError(
+            f"{path}: not a safetensors file but one of torch.save; load it with torch.load and"
+            " write its tensors with safetensors.torch.save_file"
+        )
     if int.from_bytes(data[:8], "little") > LONGEST_HEADER:
-        raise LocalError(f"{path}: not a safetensors file with a header of up to {LONGEST_HEADER}")
+        raise LocalError(
+            f"{path}: not a safetensors file, or one whose header has over {LONGEST_HEADER} bytes"
+        )
     try:
         # safetensors, never pickle: a file from elsewhere must not run code.
         return load(data)
@@ -269,16 +301,21 @@ def load_weights(
     return tensors, found
 
 
-def _check(path: Path, part: str, tensors: Tensors, wanted: Tensors) -> None:
+def _check(
+    path: Path, part: str, tensors: Tensors, wanted: Tensors, names: Mapping[str, str] | None = None
+) -> None:
+    """LocalError unless each tensor is as the part's; ``names`` are the file's own."""
     for name, tensor in tensors.items():
+        shown, own = (names or {}).get(name, name), wanted[name]
         # The dtype must match exactly, since ``load_values`` converts none.
-        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
+        if tensor.shape != own.shape or tensor.dtype != own.dtype:
             raise LocalError(
-                f"{path}: {name!r} is {tensor.dtype} {list(tensor.shape)}, "
-                f"this job's {part} takes {wanted[name].dtype} {list(wanted[name].shape)}"
+                f"{path}: {shown!r} is {tensor.dtype} {list(tensor.shape)}, this job's {part} takes"
+                f" {own.dtype} {list(own.shape)}; take a file of the same architecture, save it"
+                f" with this dtype, or do not load {part}"
             )
         if not all_finite(tensor):
-            raise LocalError(f"{path}: {name!r} holds NaN or infinity; take an earlier checkpoint")
+            raise LocalError(f"{path}: {shown!r} holds NaN or infinity; take an earlier checkpoint")
 
 
 def listed(names: Collection[str]) -> str:

@@ -109,9 +109,15 @@ def _check_file(signed: bytes, origin: Path, weights: Path) -> None:
     model = parse_json(signed, str(origin)).get("document", {}).get("model", {})
     if "weights" not in model:
         raise LocalError(f"{origin}: the job names no file of weights; leave out --weights")
-    validate({**model["weights"], "file": weights.name}, StartWeights, str(origin)).found(
-        weights.parent
-    )
+    table = validate(model["weights"], StartWeights, str(origin))
+    if not weights.is_file():
+        raise LocalError(f"{weights}: not a file; give the one that the job was signed with")
+    if not table.is_at(weights):
+        digest, nbytes = table.expected
+        raise LocalError(
+            f"{weights}: not the file that {origin} was signed with, which has {nbytes} bytes and"
+            f" SHA-256 {digest}; take that one, or have the job signed again under a new name"
+        )
 
 
 def list_(operator: OperatorFile, as_json: AsJson = False) -> None:

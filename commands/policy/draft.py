@@ -31,6 +31,7 @@ from ...security.policy.release import (
     ROTATED,
     Release,
 )
+from ...security.preflight import size
 from ...silo.admission import checks
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
@@ -379,15 +380,19 @@ def _code(jobs: Sequence[Job]) -> list[str]:
 
 def _weights(jobs: Sequence[Job]) -> list[str]:
     """The line for jobs that begin with a file of weights."""
-    digests = sorted({job.model.weights.expected[0] for job in jobs if job.model.weights})
-    if not digests:
+    files = {job.name: job.model.weights.expected for job in jobs if job.model.weights}
+    if not files:
         return []
     why = (
         "Jobs may begin with the files of weights of these SHA-256 digests. Whoever makes such a"
         " file can make it leak records to whoever reads what this silo uploads. Keep this line"
         " only if you know where the files come from."
     )
-    return [*_comment(why), f"weights = {json.dumps(digests)}"]
+    said = [
+        f"# {digest} ({size(nbytes)}): job {name!r}" for name, (digest, nbytes) in files.items()
+    ]
+    digests = sorted({digest for digest, _ in files.values()})
+    return [*_comment(why), *said, f"weights = {json.dumps(digests)}"]
 
 
 def _decision(why: str, keep: str, decide: str, line: str, *, trust: bool) -> list[str]:

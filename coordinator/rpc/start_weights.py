@@ -23,7 +23,7 @@ def missing_file(job: Job) -> str:
         return ""
     return (
         f"job {job.name!r} begins with a file of weights that is not here: submit it with --weights"
-        f" FILE, or put the file at the coordinator's {WEIGHTS_FOLDER}/{path.name}"
+        f" FILE, or put the file into the coordinator's folder, as {WEIGHTS_FOLDER}/{path.name}"
     )
 
 

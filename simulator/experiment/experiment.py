@@ -235,8 +235,10 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
         # Any seed will do for this check.
-        model = job_of(experiment, method, 0, silos, SecurityTable()).model
-        fault = _records_fault(file.model, model)
+        job = job_of(experiment, method, 0, silos, SecurityTable())
+        # A file that does not fit would end each run of its own.
+        job.start_values()
+        fault = _records_fault(file.model, job.model)
         if fault:
             raise LocalError(f"{path}, method {method.title!r}: {fault}")
     return experiment

@@ -96,11 +96,41 @@ def test_a_job_that_begins_with_a_file_says_what_is_taken_from_it(sign, tmp_path
     written = json.loads(out.read_text())["document"]["model"]["weights"]
     assert written["sha256"] == digest
     assert "file" not in written
+    name = max(values, key=lambda each: values[each].numel())
+    rows = len(values[name])
+    save_start(file, {**values, name: values[name][:1].expand_as(values[name]).contiguous()})
+    result, _ = sign(table)
+    said = " ".join(result.output.split())
+    layer = name.removeprefix("extractor.")
+    assert f"{rows} rows of {layer!r} are multiples of others, as in a model that is made" in said
     save_start(file, dict(list(values.items())[1:]))
     result, _ = sign(table)
     assert "which the job's extractor has; it has" in str(result.exception)
     result, _ = sign((table[0], table[1].replace("w.safe", "x.safe")))
     assert "job.toml: model.weights: " in str(result.exception)
+
+
+def test_another_file_than_the_signed_jobs_is_not_sent(sign, tmp_path):
+    """Told before anything is: there is no coordinator here."""
+
+    def submitted(file):
+        words = ["submit", tmp_path / "job.json", "--operator", tmp_path / "none.toml"]
+        result = CliRunner().invoke(app, ["job", *map(str, words), "--weights", str(file)])
+        return str(result.exception)
+
+    file = save_start(tmp_path / "w.safetensors")
+    sign(("[training]", '[model.weights]\nfile = "w.safetensors"\n[training]'))
+    digest, size_ = hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_size
+    assert submitted(file).startswith(f"{tmp_path / 'none.toml'}: cannot read it")
+    save_start(file, extractor(3))
+    assert submitted(file) == (
+        f"{file}: not the file that {tmp_path / 'job.json'} was signed with, which has"
+        f" {size_} bytes and SHA-256 {digest}; take that one, or have the job signed again under a"
+        " new name"
+    )
+    assert "not a file; give the one that the job was signed with" in submitted(tmp_path)
+    sign()
+    assert "job.json: the job names no file of weights; leave out --weights" in submitted(file)
 
 
 def test_a_job_whose_declared_weights_show_one_silo_is_not_signed(sign):

@@ -135,8 +135,8 @@ def test_a_job_file_names_the_file(read, write, tmp_path):
         read(weights={"sha256": "ab" * 32})
     with refused("sha256"):
         read(weights={"sha256": digest.upper()})
-    with refused('name each part once: "extractor", "classifier", or both in this order'):
-        read(weights={"parts": ["classifier", "extractor"]})
+    both = read(weights={"parts": ["classifier", "extractor"]})
+    assert both.model.weights.parts == ("extractor", "classifier")
     with refused("name each part once"):
         read(weights={"parts": ["extractor", "extractor"]})
     with refused("name the file: file ="):
@@ -147,6 +147,10 @@ def test_a_job_file_names_the_file(read, write, tmp_path):
         read()
     os.mkfifo(path)
     with refused("is a FIFO, not a file"):
+        read()
+    path.unlink()
+    path.touch()
+    with refused("w.safetensors: is empty; fetch it again"):
         read()
 
 
@@ -160,7 +164,9 @@ def test_names_of_a_whole_module_are_those_of_its_own_state_dict(read, write):
     body = {name: value for name, value in whole.items() if not name.startswith("fc.")}
     assert same(begun["extractor"], body)
     assert job.start_values().unused == ("fc.bias", "fc.weight")
-    with refused(r"'weight' is torch.float32 \[1000, 512\], this job's classifier takes .* \[3, 5"):
+    with refused(
+        r"'fc.weight' is torch.float32 \[1000, 512\], this job's classifier takes .* \[3,"
+    ):
         read(model=RESNET, weights={"parts": ["extractor", "classifier"]}).start_values()
 
 
@@ -240,6 +246,23 @@ def test_values_that_do_not_fit_are_named(read, write, change, complaint):
         read().start_values()
 
 
+def test_names_that_fit_no_way_or_two_are_told(read, write):
+    values = flat(other(), "extractor")
+    write({f"module.{name}": value for name, value in values.items()})  # DataParallel's
+    first, *_ = other()["extractor"].state_dict()
+    with refused(
+        rf"has no tensor of the job's extractor, such as '{first}', .*; it has 'module.extractor.*;"
+        " rename them so, or with 'extractor.' before, or leave extractor out of"
+    ):
+        read().start_values()
+    write(values)
+    with refused("has no tensor of the job's classifier, such as 'weight', 'bias'"):
+        read(weights={"parts": ["extractor", "classifier"]}).start_values()
+    write(values | {name.removeprefix("extractor."): value + 1 for name, value in values.items()})
+    with refused("names the tensors of extractor in two ways, such as '.*', 'extractor..*'; keep"):
+        read().start_values()
+
+
 def test_a_file_that_changed_or_is_none_is_refused(read, write, tmp_path):
     path = write(flat(other()))
     job = read()
@@ -250,6 +273,9 @@ def test_a_file_that_changed_or_is_none_is_refused(read, write, tmp_path):
         job.start_values()
     path.write_bytes(b"\0" * 100)
     with refused("w.safetensors: not a safetensors file"):
+        read().start_values()
+    torch.save(flat(other()), path)
+    with refused("not a safetensors file but one of torch.save; load it with torch.load and write"):
         read().start_values()
     path.unlink()
     with refused("w.safetensors: cannot read it: No such file"):
@@ -272,7 +298,7 @@ def test_a_file_is_bounded_by_the_model_and_its_header(read, write, tmp_path):
     with refused(r"6\d{7} bytes, at most 6\d{7} for this model; take a file that holds the model"):
         read().start_values()
     write({**flat(other()), **{f"tensor.{'x' * 200}.{i}": torch.zeros(0) for i in range(20_000)}})
-    with refused("not a safetensors file with a header of up to 4194304"):
+    with refused("not a safetensors file, or one whose header has over 4194304 bytes"):
         read().start_values()
 
 
