@@ -106,10 +106,11 @@ def submit(
 
 def _check_file(signed: bytes, origin: Path, weights: Path) -> None:
     """LocalError for another file than the signed job's, before it is sent."""
-    model = parse_json(signed, str(origin)).get("document", {}).get("model", {})
-    if "weights" not in model:
-        raise LocalError(f"{origin}: the job names no file of weights; leave out --weights")
-    table = validate(model["weights"], StartWeights, str(origin))
+    match parse_json(signed, str(origin)):
+        case {"document": {"model": {"weights": written}}}:
+            table = validate(written, StartWeights, str(origin))
+        case _:
+            raise LocalError(f"{origin}: the job names no file of weights; leave out --weights")
     if not weights.is_file():
         raise LocalError(f"{weights}: not a file; give the one that the job was signed with")
     if not table.is_at(weights):
