@@ -253,7 +253,7 @@ def test_a_refused_job_takes_no_file_from_another(coordinator, world):
         assert (await asking.submit(world.data)).job == "begun"
         code, why = await asking.submit(job="both")  # the file has no classifier
         assert code == "JOB_INVALID"
-    X
+        assert "has no tensor of the job's classifier" in why
         assert await asking.download("a") == world.data
 
     coordinator(scenario)
