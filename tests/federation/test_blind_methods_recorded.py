@@ -71,8 +71,7 @@ REQUESTS = {
     "GroupKey": secure.KeyPoll,
     "Padded": secure.PaddedWordUpload,
 }
-documented = pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 CONVOLVING = {"model": "convnet-digits"}
 MODES = {  # name of the job: its row of the table, its method, and what its document says
@@ -268,14 +267,14 @@ def world(tmp_path_factory, fork_server):
         for (job, _), (kept,) in seen.items():
             assert keys.setdefault(job, kept[32:64]) == kept[32:64]
         found = World(made, calls, keys)
-        found.owned = owned
+        found.owned, found.folder = owned, tmp_path_factory.mktemp("opened")
         yield found
 
 
 # What silos get.
 
 
-def test_silos_get_what_the_oracle_computes(world):
+def silos_get_what_the_oracle_computes(world):
     running = world.running
     for job in running.jobs:
         running.check_models(job, world.expected[job.name])
@@ -291,7 +290,7 @@ def test_silos_get_what_the_oracle_computes(world):
             assert torch.allclose(found[name], value, atol=1e-2), name
 
 
-def test_rows_are_opened_and_the_newest_is_remembered(world):
+def rows_are_opened_and_the_newest_is_remembered(world):
     for job in world.running.jobs:
         found = set()
         for silo in job.silos:
@@ -314,7 +313,7 @@ def newest(world, name):
     return {json.loads(path.read_bytes())["newest"] for path in paths}
 
 
-def test_each_upload_has_a_prekey_and_the_first_goes_before_the_last(world):
+def each_upload_has_a_prekey_and_the_first_goes_before_the_last(world):
     """Of three rounds in which everybody gave."""
     for silo in FOUR:
         kept = [
@@ -325,7 +324,7 @@ def test_each_upload_has_a_prekey_and_the_first_goes_before_the_last(world):
         assert {1, 2, 3} in kept
 
 
-def test_sums_come_down_in_words_in_every_round_that_has_them(world):
+def sums_come_down_in_words_in_every_round_that_has_them(world):
     seen = [line for line in world.running.events("coordinator", "delivered") if "sums" in line]
     for job in world.running.jobs:
         told = {line["round"] for line in seen if line["job"] == job.name}
@@ -338,7 +337,7 @@ def test_sums_come_down_in_words_in_every_round_that_has_them(world):
         assert job.name != "tagged" or told == {1, 2}
 
 
-def test_silos_tell_once_what_they_withhold(world):
+def silos_tell_once_what_they_withhold(world):
     """Their own logs, in counted jobs, and never in others."""
     for job, silo in itertools.product(world.running.jobs, SILOS):
         events = world.running.events(silo, "job.withheld")
@@ -350,7 +349,7 @@ def test_silos_tell_once_what_they_withhold(world):
             assert set(each["classes_withheld"]) <= set(train.y.tolist())
 
 
-def test_ledgers_say_what_left_and_for_whom(world):
+def ledgers_say_what_left_and_for_whom(world):
     """Nothing left in the clear, nobody broke a rule, and each form has its readers."""
     readers = {"masked": ["sum"], "padded": ["mix"], "rotated": ["gram"]}
     world.running.check_ledgers()
@@ -372,7 +371,7 @@ def test_ledgers_say_what_left_and_for_whom(world):
         assert {record["blame"] for record in world.running.records(silo, "secagg.end")} <= {""}
 
 
-def test_silos_had_what_the_simulation_gives(world):
+def silos_had_what_the_simulation_gives(world):
     for name, silo in itertools.product(BARE, FOUR):
         job = world.jobs[name]
         path = world.running.job_folder(job, silo) / f"outbox-{job.length}.safetensors"
@@ -394,8 +393,7 @@ def table():
     return {mode.replace("`", ""): tuple(map(names, cells)) for mode, *cells in rows}
 
 
-@documented
-def test_the_coordinator_sees_the_parts_of_the_table(world):
+def the_coordinator_sees_the_parts_of_the_table(world):
     found = {}
     for name, (mode, *_) in MODES.items():
         every = [g for (job, *_), spec in world.specs.items() if job == name for g in spec.groups]
@@ -445,8 +443,7 @@ def fields_of(title):
     return {call.replace("`", ""): set(re.findall(r"`(.*?)`", fields)) for call, fields in rows}
 
 
-@documented
-def test_the_coordinator_sees_the_fields_of_the_tables(world):
+def the_coordinator_sees_the_fields_of_the_tables(world):
     """Of jobs without a key, those of the first table alone."""
     bare, every = defaultdict(set), defaultdict(set)
     for job, name, fields in said(world.calls):
@@ -466,7 +463,7 @@ def test_the_coordinator_sees_the_fields_of_the_tables(world):
     assert every == allowed
 
 
-def test_the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that(world, tmp_path):
+def the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that(world):
     told = defaultdict(dict)
     jobs = [job for job in world.jobs.values() if job.name != UNREAD]
     rounds = [(job, round_) for job in jobs for round_ in range(job.length)]
@@ -474,7 +471,7 @@ def test_the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that(worl
         place, cohort = (job.name, round_), job.cohort(round_)
         (same,) = {world.results[silo][place].sha256 for silo in cohort}
         gave = {silo: world.summed(Place(*place, silo)) for silo in cohort}
-        check_sum(world.specs[*place, cohort[0]], same, gave, job, tmp_path)
+        check_sum(world.specs[*place, cohort[0]], same, gave, job, world.folder)
         for silo in cohort:
             told[silo][place] = same.hex()
     for silo in SILOS:
@@ -485,7 +482,7 @@ def test_the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that(worl
 # What it does not see.
 
 
-def test_words_look_like_random_ones(world):
+def words_look_like_random_ones(world):
     """Masked and padded words look like random ones: alone, next to what they hide, and next to
     one another.
     """
@@ -522,7 +519,7 @@ def check_unrelated(a, b, where):
             assert related(x, y) < LIKELY, where
 
 
-def test_rotated_vectors_are_unrelated_but_for_their_products(world):
+def rotated_vectors_are_unrelated_but_for_their_products(world):
     """Lengths and inner products of one row in one round are those of the plain vectors.
 
     All else is unrelated.
@@ -565,7 +562,7 @@ def test_rotated_vectors_are_unrelated_but_for_their_products(world):
         assert abs(own @ turned[where]) * np.sqrt(own.size) < LIKELY * (own @ own), where
 
 
-def test_an_opened_row_is_unrelated_to_what_is_in_it(world):
+def an_opened_row_is_unrelated_to_what_is_in_it(world):
     """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to
     all that is in it.
     """
@@ -601,8 +598,12 @@ def test_an_opened_row_is_unrelated_to_what_is_in_it(world):
         check_unrelated(words, plain, (job, round_, silo))
 
 
-@pytest.mark.parametrize("silo", SILOS)
-def test_no_value_stands_in_any_message(world, silo):
+def no_value_stands_in_any_message(world):
+    for silo in SILOS:
+        no_value_stands_in_any_message_of(world, silo)
+
+
+def no_value_stands_in_any_message_of(world, silo):
     """No piece of a tensor, no weight and no count, in whatever number format."""
     seen = b"\0".join(data for call in world.calls[silo] for data in call.sent)
     pieces = [data for place, data in world.clear.items() if place.silo == silo]
@@ -617,3 +618,30 @@ def test_no_value_stands_in_any_message(world, silo):
     assert len(looked) > (5000 if silo in FOUR else 2500), len(looked)
     near = beginnings(looked, seen)
     assert [window for window in looked if window[:8] in near and window in seen] == []
+
+
+CHECKS = (
+    silos_get_what_the_oracle_computes,
+    rows_are_opened_and_the_newest_is_remembered,
+    each_upload_has_a_prekey_and_the_first_goes_before_the_last,
+    sums_come_down_in_words_in_every_round_that_has_them,
+    silos_tell_once_what_they_withhold,
+    ledgers_say_what_left_and_for_whom,
+    silos_had_what_the_simulation_gives,
+    the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that,
+    words_look_like_random_ones,
+    rotated_vectors_are_unrelated_but_for_their_products,
+    an_opened_row_is_unrelated_to_what_is_in_it,
+    no_value_stands_in_any_message,
+)
+PAGE_CHECKS = (
+    the_coordinator_sees_the_parts_of_the_table,
+    the_coordinator_sees_the_fields_of_the_tables,
+)
+
+
+def test_a_tap_finds_what_the_pages_say_and_no_more(world, subtests):
+    """One test: processes that shared its parts would each run all jobs, for a minute."""
+    for check in (*CHECKS, *(PAGE_CHECKS if DOCS.exists() else ())):
+        with subtests.test(check.__name__):
+            check(world)
