@@ -290,7 +290,7 @@ class Agent:
     async def _admit_with_weights(self, signed: bytes) -> Admitted:
         try:
             return await asyncio.to_thread(self._admit, signed)
-        # Nothing else is against the job, so the download is not for nothing.
+        # The policy has nothing against the job; earlier jobs are asked before the download.
         except WeightsNeededError as needed:
             await asyncio.to_thread(self._check_earlier, needed.job, signed)
             await self._download(needed)
@@ -343,10 +343,10 @@ class Agent:
     async def _accepted(self, job: str, digest: str) -> Admitted:
         """Like ``_known``; after a restart its file of weights may have to come again."""
         try:
-            return self._known(job, digest)
+            return await asyncio.to_thread(self._known, job, digest)
         except WeightsNeededError as needed:
             await self._download(needed)
-        return self._known(job, digest)
+        return await asyncio.to_thread(self._known, job, digest)
 
     def _known(self, job: str, digest: str) -> Admitted:
         """A job that we accepted, read again from disk after a restart."""

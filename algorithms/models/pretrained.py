@@ -88,7 +88,7 @@ class StartWeights(Strict):
     @property
     def expected(self) -> tuple[str, int]:
         """SHA-256 in hex and bytes of the file, as the signed job has them."""
-        return self.sha256 or "", self.size or 0
+        return cast("tuple[str, int]", (self.sha256, self.size))
 
     def found(self, folder: Path) -> tuple["StartWeights", Path]:
         """Digest and size of a job file's ``file`` below ``folder``, and its path.
@@ -118,10 +118,12 @@ def _digest(path: Path, size: int, _: int) -> str:
     """SHA-256 of a file in hex, kept until its time of change differs."""
     if size > LARGEST_FILE:
         raise LocalError(f"{path}: {size} bytes; a file of weights has at most {LARGEST_FILE}")
-    _check_regular(path)
-    with open_regular(path) as file:
-        # A file's type has no ``readinto`` in the stubs.
-        return hashlib.file_digest(cast("io.BufferedReader", file), "sha256").hexdigest()
+    try:
+        with open_regular(path) as file:
+            # A file's type has no ``readinto`` in the stubs.
+            return hashlib.file_digest(cast("io.BufferedReader", file), "sha256").hexdigest()
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def _compare(path: Path, wanted: tuple[str, int], found: tuple[str, int]) -> None:

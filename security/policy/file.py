@@ -69,6 +69,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...files.documents import Strict
+from ..identity.keys import Hex32
 from .globs import check_glob, matches
 from .release import Reasons, Release
 
@@ -93,9 +94,6 @@ KindName = Literal[  # exchange.Kind in lower case; a test compares the two
     "key",
     "share",
 ]
-
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _bytes(value: object) -> object:
@@ -175,8 +173,21 @@ class SecureAggregation(Strict):
     @property
     def least_difference(self) -> int:
         """``min_difference``, or what a single sum must have."""
+        return self.min_difference or self._least_sum
+
+    @property
+    def least_steps(self) -> int:
+        """Fewest silos whose steps the sums of all jobs may tell.
+
+        ``min_difference`` does not lower it: a silo whose counts are no secret still hides its
+        model.
+        """
+        return max(self.least_difference, self._least_sum)
+
+    @property
+    def _least_sum(self) -> int:
         # The difference of two sums reveals a sum, so by default it needs as many silos as one.
-        return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
+        return min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
 class BudgetTable(Strict):
@@ -260,7 +271,7 @@ class PolicyFile(Strict):
     secure_aggregation: SecureAggregation = SecureAggregation()
     dataset: dict[DatasetName, BudgetTable] = Field(default_factory=dict)
     packages: tuple[PackageName, ...] = ()
-    weights: tuple[Sha256, ...] = ()
+    weights: tuple[Hex32, ...] = ()
 
     @model_validator(mode="after")
     def _unique(self) -> Self:

@@ -72,14 +72,15 @@ class StepSums:
     silos: frozenset[str]
     blind: bool
     from_file: bool
+    changing: bool  # whichever silos are left are summed
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "StepSums":
         """Those of a job's document, of any release."""
         security, model = document.get("security", {}), document.get("model", {})
         blind = security.get("secure_aggregation") == "required"
-        silos = frozenset(document.get("silos", ()))
-        return cls(str(document.get("name")), silos, blind, "weights" in model)
+        silos, changing = frozenset(document.get("silos", ())), security.get("dropouts") == "any"
+        return cls(str(document.get("name")), silos, blind, "weights" in model, blind and changing)
 
 
 def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
@@ -91,12 +92,16 @@ def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
     """
     if job.privacy is not None:
         return ""
-    new, least = StepSums.of(job.document()), policy.file.secure_aggregation.least_difference
+    new, least = StepSums.of(job.document()), policy.file.secure_aggregation.least_steps
     # Whether its own folder is another job's is for another check to say (job_folder.py).
     accepted = sorted({*jobs.glob("*/job.json")} - {jobs / job.name / "job.json"})
     documents = [parse_json(read_bytes(path), str(path))["document"] for path in accepted]
     exact = [StepSums.of(each) for each in documents if each.get("privacy") is None]
     others = [each for each in exact if each.job != new.job and (new.from_file or each.from_file)]
+
+    # Sums over any of the silos show the step of whichever is missing.
+    if changing := [each.job for each in others if each.changing or new.changing]:
+        return _objection_text(new, changing, ["each silo that one of them loses"], least)
 
     # A plain job shows each silo's step: what is left of a blind sum is that of the others.
     for each in (other for other in others if other.blind is not new.blind):
@@ -128,9 +133,10 @@ def _next_to_sums(new: StepSums, earlier: Sequence[StepSums], least: int) -> str
 
 def _objection_text(new: StepSums, jobs: Sequence[str], silos: Sequence[str], least: int) -> str:
     return (
-        f"job {new.job!r} has other silos than {' and '.join(map(repr, jobs))}, and a file of"
-        f" weights can make them begin alike; together they would reveal nearly what"
-        f" {', '.join(silos)} contributed; the policy has secure_aggregation.min_difference ="
-        f" {least} (by default, min_honest + assumed_colluders). Have the job signed for the same"
-        " silos, with [privacy], or without model.weights where no job before had them"
+        f"a file of weights can make job {new.job!r} begin like {' and '.join(map(repr, jobs))},"
+        f" and they do not sum the same silos: together they would reveal nearly what"
+        f" {', '.join(silos)} contributed, fewer than {least} silos"
+        " (secure_aggregation.min_honest + assumed_colluders, or min_difference if it is more)."
+        " Have the job signed for the same silos without dropouts, with [privacy], or without"
+        " model.weights where no job before had them"
     )

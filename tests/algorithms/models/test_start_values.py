@@ -115,6 +115,18 @@ def test_a_job_without_a_file_is_as_before(make_job):
     assert job.start_values().parts == {}
 
 
+def test_a_file_that_may_not_be_read_is_told(read, write, monkeypatch):
+    path = write(flat(other()))
+
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("staddle.algorithms.models.pretrained.open_regular", denied)
+    with refused(r"model.weights: .*w.safetensors: cannot read it: Permission denied"):
+        read()
+    assert not StartWeights(sha256="ab" * 32, size=path.stat().st_size).is_at(path)
+
+
 def test_a_document_cannot_have_a_machine_open_a_path(read, write):
     write(flat(other()))
     document = read().document()

@@ -21,6 +21,7 @@ EIGHT = tuple(f"silo-{letter}" for letter in "abcdefgh")
 SIX = EIGHT[:6]
 FIVE = SIX[:5]
 BLIND = {"secure_aggregation": "required"}
+PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys(SIX, 30)}
 PLAIN = {"security": {}}
 PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
 POLICY = (
@@ -152,9 +153,9 @@ def judge(federation, tmp_path):
 def test_two_starts_from_files_with_one_silo_more_would_tell_its_step(judge):
     why = judge((SIX, {}), (FIVE, {}))
     assert why.startswith(
-        "job 'next' has other silos than 'earlier-0', and a file of weights can make them begin"
-        " alike; together they would reveal nearly what silo-f contributed; the policy has"
-        " secure_aggregation.min_difference = 3 (by default, min_honest + assumed_colluders). Have"
+        "a file of weights can make job 'next' begin like 'earlier-0', and they do not sum the same"
+        " silos: together they would reveal nearly what silo-f contributed, fewer than 3 silos"
+        " (secure_aggregation.min_honest + assumed_colluders, or min_difference if it is more)."
     )
 
 
@@ -207,8 +208,27 @@ def test_what_reveals_no_single_step_is_accepted(judge, job, earlier):
     assert judge(job, *earlier) == ""
 
 
-def test_a_policy_can_ask_for_less(judge):
-    assert judge((SIX, {}), (FIVE, {}), lines="min_difference = 1") == ""
+def test_counts_that_are_no_secret_open_no_steps(judge):
+    assert "silo-f contributed" in judge((SIX, {}), (FIVE, {}), lines="min_difference = 1")
+
+
+def test_a_policy_can_ask_for_more(judge):
+    why = judge((EIGHT, {}), (EIGHT[:4], {}), lines="min_difference = 5")
+    assert "silo-e, silo-f, silo-g, silo-h contributed, fewer than 5 silos" in why
+
+
+@pytest.mark.parametrize(("file", "earlier"), [(1, 0), (0, 1)])
+def test_sums_over_changing_silos_are_not_next_to_a_file(judge, file, earlier):
+    """Both are for the same silos; the one loses a silo that the other has."""
+    changing = {"security": {**PUBLIC, "dropouts": "any"}}
+    of_next, before = ({}, changing) if file else (changing, {})
+    job, other = (SIX, {**of_next, "file": file}), (SIX, {**before, "file": earlier})
+    assert "what each silo that one of them loses contributed" in judge(job, other)
+
+
+def test_sums_over_changing_silos_are_next_to_others_without_a_file(judge):
+    changing = {"security": {**PUBLIC, "dropouts": "any"}, "file": 0}
+    assert judge((SIX, changing), (SIX, {"file": 0}), (SIX, changing)) == ""
 
 
 def test_a_jobs_own_folder_is_no_earlier_job(judge, federation, tmp_path):
