@@ -115,7 +115,12 @@ def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
 @pytest.mark.timeout(420)
 def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
     running, tap = tapped
-    tap.cut_next_upload(CUT, 3)  # the manifest and two chunks
+    spooled = running.kept / "spool" / f"{CUT}.part"
+
+    def arrived():
+        return spooled.exists() and spooled.stat().st_size >= MIB
+
+    tap.cut_next_upload(CUT, 3, arrived)  # after the manifest and a chunk
     running.start_silos()
     running.daemons[KILLED].wait_for("leaving", 120)
     running.daemons[KILLED].kill()

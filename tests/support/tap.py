@@ -34,7 +34,7 @@ class Tap(grpc.GenericRpcHandler):
         self.calls = {silo: [] for silo in silos}
         self._target, self._roster = target, roster
         self._coordinator, self._silos = coordinator, silos
-        self._cuts = {}  # silo → frames after which its next upload is cut
+        self._cuts = {}  # silo → the frame at which its next upload is cut, and what is waited for
         self._stalled = []  # calls to the coordinator whose silo's side was cut
         self._open = {silo: [] for silo in silos}
         self._changed = threading.Condition()
@@ -53,9 +53,12 @@ class Tap(grpc.GenericRpcHandler):
 
     # What a test asks for.
 
-    def cut_next_upload(self, silo, frames):
-        """End the silo's next upload of more frames than these once so many have come."""
-        self._cuts[silo] = frames
+    def cut_next_upload(self, silo, frames, arrived=lambda: True):
+        """End the silo's next upload at the frame of this number, which is not passed on.
+
+        Not before ``arrived`` says that the coordinator has what was: gRPC may hold it back.
+        """
+        self._cuts[silo] = frames, arrived
 
     def wait_for(self, condition):
         """Until ``condition()`` holds; it is asked again at every message."""
@@ -95,8 +98,11 @@ class Tap(grpc.GenericRpcHandler):
                 async for data in requests:
                     call.sent.append(data)
                     self._tell()
-                    if call.method == UPLOAD and len(call.sent) == self._cuts.get(silo):
+                    frames, arrived = self._cuts.get(silo, (0, None))
+                    if call.method == UPLOAD and len(call.sent) == frames:
                         del self._cuts[silo]
+                        while not arrived():  # noqa: ASYNC110 a file's size has no event
+                            await asyncio.sleep(0.01)
                         # as a line that fails on one side first; Standing ends it
                         self._stalled.append(onward)
                         await context.abort(grpc.StatusCode.UNAVAILABLE, "the line broke")
