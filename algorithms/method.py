@@ -246,6 +246,11 @@ class Method(ABC):
         """
         return {}
 
+    @property
+    def measures(self) -> bool:
+        """False if ``measure`` is this class's own, so that nobody need go through the records."""
+        return getattr(self.measure, "__func__", None) is not Method.measure
+
     def effort(self, round_: int) -> Effort:
         """Upper bound on a round's use of records: by default the job's epochs.
 

@@ -105,7 +105,7 @@ def measured(
         leaf.padding,
         bias=leaf.bias is not None,
     )
-    prepare([other], "unfolded", CPU, "float32")
+    prepare([other], "unfolded", CPU)
     first = leaf.in_channels in (1, 3)  # what a network is given has no gradient
     x = torch.randn(options.silos, *shape, device=device, requires_grad=not first)
     values = {

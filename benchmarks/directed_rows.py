@@ -31,7 +31,7 @@ from torch import Tensor
 from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines.engine import Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
-from staddle.algorithms.exchange.parts import Exchanges, Mix, Part, Read
+from staddle.algorithms.exchange.parts import Exchanges, Mix, Part, Read, Tensors
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.security.blind.plan import simulated
@@ -57,6 +57,12 @@ class Counting:
         self.asked += 1
         self.made += row is not None
         return row
+
+    def mix_rows(
+        self, part: Part, rows: Mapping[str, Mapping[str, float]], read: Read
+    ) -> Mapping[str, Tensors | None]:
+        """As ``mix``."""
+        return {silo: self.mix(part, silo, weights, read) for silo, weights in rows.items()}
 
 
 @dataclass(frozen=True)

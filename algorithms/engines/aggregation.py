@@ -7,6 +7,7 @@ blind).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Protocol, TypeAlias
 
@@ -247,11 +248,48 @@ def deliver(
     Parts that have no value yet are left out. Tensors are in the order of the part's specs.
     LocalError if the method delivers a part that its wire list lacks, or one twice.
     """
+    return deliver_all(method, exchanges, state, round_, (silo,), archive)[silo]
+
+
+def deliver_all(
+    method: Method,
+    exchanges: Exchanges,
+    state: CoordinatorState,
+    round_: int,
+    silos: Sequence[str],
+    archive: Shelf,
+) -> dict[str, Delivered]:
+    """``deliver`` to each of the silos; the rows of a Mix are folded together."""
+    planned: dict[str, list[tuple[Part, Delivery]]] = {}
+    rows: dict[str, tuple[Part, dict[str, Mapping[str, float]]]] = {}
+    for silo in silos:
+        planned[silo] = _planned(method, state, round_, silo)
+        for part, delivery in planned[silo]:
+            if isinstance(delivery, Row) and (weights := _present(part, delivery, archive)):
+                rows.setdefault(part.name, (part, {}))[1][silo] = weights
+    mixed: dict[str, Mapping[str, Tensors | None]] = {}
+    for name, (part, asked) in rows.items():
+        mixed[name] = exchanges.mix_rows(part, asked, partial(archive.version, name))
+
+    delivered: dict[str, Delivered] = {}
+    for silo, own in planned.items():
+        delivered[silo] = {}
+        for part, delivery in own:
+            tensors = _delivered(part, silo, delivery, archive, mixed.get(part.name, {}))
+            if tensors is not None:
+                delivered[silo][part.name] = picked(part.tensors, tensors)
+    return delivered
+
+
+def _planned(
+    method: Method, state: CoordinatorState, round_: int, silo: str
+) -> list[tuple[Part, Delivery]]:
+    """What the method delivers to a silo, checked."""
     # A silo rejects what its signed job does not let come down; so a method's mistake shows where
     # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
     # part that comes down twice would overwrite itself.
     allowed = {part.name: part for part in method.down(round_)}
-    delivered: Delivered = {}
+    planned: list[tuple[Part, Delivery]] = []
     for delivery in method.deliveries(state, round_, silo):
         part = allowed.pop(delivery.part, None)
         if part is None:
@@ -267,21 +305,23 @@ def deliver(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
                 " own, but does not list it in addressed"
             )
-
-        tensors = _delivered(exchanges, part, silo, delivery, archive)
-        if tensors is not None:
-            delivered[part.name] = picked(part.tensors, tensors)
-    return delivered
+        planned.append((part, delivery))
+    return planned
 
 
 def _delivered(
-    exchanges: Exchanges, part: Part, silo: str, delivery: Delivery, archive: Shelf
+    part: Part,
+    silo: str,
+    delivery: Delivery,
+    archive: Shelf,
+    rows: Mapping[str, Tensors | None],
 ) -> Tensors | None:
     match delivery:
         case Latest():
             return archive.latest(part.name)
         case Row():
-            return _row(exchanges, part, silo, delivery.weights, archive)
+            # A silo that gets no row keeps its own.
+            return rows.get(silo)
         case Mail():
             return archive.mail(part.name, silo)
         case Value():
@@ -303,20 +343,11 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(distinct.__contains__, method.setting.silos))
 
 
-def _row(
-    exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
-) -> dict[str, Tensor] | None:
-    """One recipient's row, over the silos that have a version.
-
-    None where it gets none, and so keeps its own.
-    """
-    # Silos without a version are left out, and the weights of the others normalised.
-    present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
-    if not any(weight > 0 for weight in present.values()):
-        return None
-    return exchanges.mix(
-        part, recipient, present, lambda silo, name: archive.version(part.name, silo, name)
-    )
+def _present(part: Part, row: Row, archive: Shelf) -> dict[str, float]:
+    """The weights of the silos that have a version; none where none of these is positive."""
+    # The exchange normalises the weights of those that are left.
+    present = {silo: weight for silo, weight in row.weights.items() if archive.has(part.name, silo)}
+    return present if any(weight > 0 for weight in present.values()) else {}
 
 
 def _posted(

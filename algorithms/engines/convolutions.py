@@ -1,7 +1,8 @@
 """Convolutions of many silos at once: grouped, one group per silo, as ``vmap`` does; or unfolded.
 
 Unfolded, the patches of images become columns, and each silo has one matrix product. Which form is
-faster depends on the device and the shapes; ``benchmarks/convolutions.py`` measures both.
+faster depends on the device and the shapes; ``benchmarks/convolutions.py`` measures both. In a
+large network each silo's step is faster by itself, all in parallel (``in_parallel``).
 """
 
 from collections.abc import Callable, Iterable
@@ -11,19 +12,30 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch.nn.functional import pad
 
-from ..numerics.devices import CPU, Precision
+from ..numerics.devices import CPU, in_force
 
-Form: TypeAlias = Literal["grouped", "unfolded", "faster"]
+Form: TypeAlias = Literal["grouped", "unfolded", "parallel", "faster"]
 
 IMAGE_CHANNELS = 3  # a convolution with at most this many channels takes a network's own input
 FEW_CHANNELS, FEW_PLACES = 64, 16  # measured (docs/performance.md)
+LARGE_BYTES = 2**19  # that a backward pass keeps of a record; measured, too
 
 
-def prepare(
-    modules: Iterable[nn.Module], form: Form, device: torch.device, precision: Precision
-) -> None:
+def in_parallel(form: Form, device: torch.device, record_bytes: int) -> bool:
+    """True if each silo's step is computed by itself, all in parallel.
+
+    "faster" decides on a GPU by the bytes that a backward pass keeps of a record.
+    """
+    # The kernels of a small network do not fill a GPU, even many at a time. Those of a large one
+    # do, and cuDNN has none that computes the convolutions of several silos at once.
+    large = form == "faster" and device != CPU and record_bytes >= LARGE_BYTES
+    return large or form == "parallel"
+
+
+def prepare(modules: Iterable[nn.Module], form: Form, device: torch.device) -> None:
     """Let the convolutions of modules be computed in this form from now on.
 
     "faster" decides by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU.
@@ -32,7 +44,7 @@ def prepare(
     """
     if form == "faster" and device == CPU:
         form = "grouped"
-    if form == "grouped":
+    if form in ("grouped", "parallel"):
         return
     for leaf in chain.from_iterable(module.modules() for module in modules):
         if not isinstance(leaf, nn.Conv2d) or not can_unfold(leaf):
@@ -40,25 +52,25 @@ def prepare(
         plain = leaf._conv_forward  # noqa: SLF001 it is made to be replaced
         own = partial(unfolded, leaf)
         if form == "faster":
-            own = partial(_by_shape, leaf, plain, precision)
+            own = partial(_by_shape, leaf, plain)
         leaf._conv_forward = own  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _by_shape(
     leaf: nn.Conv2d,
     plain: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    precision: Precision,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    if faster_unfolded(leaf, x.shape, precision):
+    # One silo by itself has nothing to group.
+    if _functorch.is_batchedtensor(weight) and faster_unfolded(leaf, x):
         return unfolded(leaf, x, weight, bias)
     return plain(x, weight, bias)
 
 
-def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) -> bool:
-    """True if a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
+def faster_unfolded(leaf: nn.Conv2d, x: Tensor) -> bool:
+    """True if a GPU takes less time for the unfolded form of x [B, I, H, W], in the present type.
 
     Measured on an H200, ten silos with batches of 32, forward and backward (docs/performance.md).
     """
@@ -67,9 +79,9 @@ def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) ->
     # where there are few columns, or few channels.
     if leaf.in_channels <= IMAGE_CHANNELS:
         return False
-    if precision == "float32" or leaf.kernel_size == (1, 1):
+    if in_force(x.device) == "float32" or leaf.kernel_size == (1, 1):
         return True
-    height, width = outputs(leaf, shape)
+    height, width = outputs(leaf, x.shape)
     return height * width <= FEW_PLACES or leaf.in_channels < FEW_CHANNELS
 
 

@@ -11,6 +11,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from typing import Protocol, TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ from ..numerics.devices import CPU, Precision
 from ..training.loop import PLAIN, Modules, PlainStepper, Step, Stepper
 
 WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
+STREAMS = 5  # on which a graph computes in parallel; measured (docs/performance.md)
 
 Run: TypeAlias = Callable[..., Tensor]
 
@@ -47,6 +49,13 @@ class Recorder(Protocol):
         """
         ...
 
+    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+        """The results of runs that do not depend on each other.
+
+        The device may compute them at the same time; whatever follows waits for all.
+        """
+        ...
+
 
 class Graphs:
     """CUDA graphs, all in one pool of memory: one is replayed at a time."""
@@ -54,7 +63,10 @@ class Graphs:
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._index = self._device.index or 0
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream, *self._beside = (
+            torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            for _ in range(1 + STREAMS)
+        )
         self._pool = torch.cuda.graph_pool_handle()
         # An empty graph keeps the pool: a pool ends with its last graph, and cannot begin again.
         self._anchor = torch.cuda.CUDAGraph()
@@ -96,6 +108,22 @@ class Graphs:
                 f"a step cannot be recorded, {self._device} has too little memory left"
             )
         return graph.replay
+
+    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+        """Run on streams that branch off the current one, in turn, and join it again.
+
+        A graph that is recorded meanwhile has as many branches.
+        """
+        current, results = torch.cuda.current_stream(self._device), list[Tensor]()
+        streams = self._beside[: len(runs)]
+        for stream in streams:
+            stream.wait_stream(current)
+        for run, stream in zip(runs, cycle(streams), strict=False):
+            with torch.cuda.stream(stream):
+                results.append(run())
+        for stream in streams:
+            current.wait_stream(stream)
+        return results
 
     def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """The graph of a run; None where memory ran out."""
@@ -153,6 +181,10 @@ class AsItIs:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """The run itself."""
         return run
+
+    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+        """One run after another."""
+        return [run() for run in runs]
 
 
 class Replayed:

@@ -4,7 +4,7 @@ A simulation runs round by round. Between two rounds its whole state can be save
 resumed from: the same job, records and engine then end in the same bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,7 +23,7 @@ from ..training.accountant import PrivateSilo
 from ..training.loop import silent
 from ..training.record_checks import check_records, check_training
 from ..training.silo_round import Evaluation, RoundReport, final_report, kept
-from .aggregation import MemoryArchive, Shelved, close_round, deliver
+from .aggregation import MemoryArchive, Shelved, close_round, deliver_all
 from .engine import Engine, Records, Serial, SiloWork
 
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
@@ -129,7 +129,7 @@ class Simulation:
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
         # Outcomes are kept apart until the round is closed, so an exception changes nothing.
-        outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
+        outcomes = self._engine.train(round_, self._work(cohort), done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         for silo, part in product(cohort, up):
             contribution = exchanges.contribute(part, outcomes[silo].contributions[part.name])
@@ -156,7 +156,7 @@ class Simulation:
 
         ``done`` is called for each silo. Silos that never took part are evaluated, too.
         """
-        return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
+        return self._engine.look(self._round, self._work(self._job.silos), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, according to a ``look`` after the last round.
@@ -178,11 +178,11 @@ class Simulation:
             return contribution
         return {name: tensor.to(self._device) for name, tensor in contribution.items()}
 
-    def _work(self, silo: str) -> SiloWork:
-        down = deliver(
-            self._method, self._exchanges, self._coordinator, self._round, silo, self._archive
+    def _work(self, silos: Sequence[str]) -> list[SiloWork]:
+        delivered = deliver_all(
+            self._method, self._exchanges, self._coordinator, self._round, silos, self._archive
         )
-        return SiloWork(silo, self._states[silo], down)
+        return [SiloWork(silo, self._states[silo], down) for silo, down in delivered.items()]
 
 
 def _beginning(job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]]) -> Snapshot:

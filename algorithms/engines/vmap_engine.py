@@ -35,7 +35,7 @@ from ..training.silo_round import (
     stage_stream,
     take_delivery,
 )
-from .convolutions import Form, prepare
+from .convolutions import Form, in_parallel, prepare
 from .cuda_graphs import AsItIs, Recorder
 from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
@@ -57,7 +57,7 @@ class _Template:
     """Modules of one architecture without values, and the memory that they take.
 
     ``value_bytes`` per silo, ``record_bytes`` per record of a backward pass; ``looked`` is how many
-    of a silo's records are evaluated at once.
+    of a silo's records are evaluated at once. ``parallel``: each silo's step is computed by itself.
     """
 
     key: Hashable
@@ -65,6 +65,7 @@ class _Template:
     value_bytes: int
     record_bytes: int
     looked: int
+    parallel: bool
 
 
 class Stacked:
@@ -108,7 +109,6 @@ class Stacked:
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
         self._convolutions: Form = convolutions
-        self._precision: Precision = precision
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
 
@@ -131,10 +131,14 @@ class Stacked:
 
         # Each silo's facts must be whole before its method chooses stages by them.
         before: dict[str, Tally] = {}
+        there: tuple[list[str], Silos] | None = None
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
+            # They stay on the device for training: those of one group, so that they fit.
+            there = group, silos
             before |= self._counts(group, silos, "test")
-            facts |= self._surveyed(Survey(method.measure), group, silos, facts)
+            if method.measures:
+                facts |= self._surveyed(Survey(method.measure), group, silos, facts)
         courses: dict[str, Course] = {}
         for silo, state in states.items():
             courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
@@ -142,7 +146,8 @@ class Stacked:
         outcomes: dict[str, RoundOutcome] = {}
         # Grouped again, since silos with different stages cannot share calls.
         for group in self._groups(states, courses):
-            silos, loss = self._silos(group, states), dict[str, float]()
+            loss: dict[str, float] = {}
+            silos = _taken(group, there) or self._silos(group, states)
             for number, first in enumerate(courses[group[0]]):
                 match first:
                     case Stage():
@@ -294,7 +299,8 @@ class Stacked:
 
     def _silos(self, group: Sequence[str], states: States) -> Silos:
         """The group's values on the device; LocalError where a state does not fit the model."""
-        modules, device = self._template(group[0]).modules, self._resident.x.device
+        template, device = self._template(group[0]), self._resident.x.device
+        modules = template.modules
         # Checked first: stacking tensors of other shapes would fail without naming the silo.
         for silo in group:
             _check_fit(silo, modules, states[silo])
@@ -307,7 +313,7 @@ class Stacked:
             }
             for part, module in modules.items()
         }
-        return Silos(modules, values, self._resident.x, self._resident.y)
+        return Silos(modules, values, self._resident.x, self._resident.y, template.parallel)
 
     # The choice of the silos that go at once.
 
@@ -357,12 +363,12 @@ class Stacked:
             # With values, since ``saved_bytes`` runs a forward pass.
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
-            prepare(own, self._convolutions, self.device, self._precision)
+            prepare(own, self._convolutions, self.device)
             record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
             value_bytes = sum(tensor.nbytes for tensor in kept)
-            self._known[key] = _Template(
-                key, modules, value_bytes, record, chunk(whole, self._resident.x.shape)
-            )
+            looked = chunk(whole, self._resident.x.shape)
+            parallel = in_parallel(self._convolutions, self.device, record)
+            self._known[key] = _Template(key, modules, value_bytes, record, looked, parallel)
         self._templates[silo] = self._known[key]
         return self._templates[silo]
 
@@ -384,6 +390,17 @@ class Stacked:
                 f"method {self._method.name!r} cannot train silos at once: {error}; simulate it"
                 " with silos one by one (--one-by-one)"
             ) from error
+
+
+def _taken(group: Sequence[str], there: tuple[list[str], Silos] | None) -> Silos | None:
+    """The group's values out of those on the device; None if they are not there."""
+    if there is None or not set(group) <= set(there[0]):
+        return None
+    held, silos = there
+    if group == held:
+        return silos
+    rows = torch.tensor([held.index(silo) for silo in group], device=silos.x.device)
+    return replace(silos, values=rows_of(silos.values, rows))
 
 
 @contextmanager

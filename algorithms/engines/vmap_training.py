@@ -39,6 +39,7 @@ Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
 MOST_STEPS, MOST_BYTES = 64, 2 * 2**30  # that a bench keeps, next to the step in use
 # A step is recorded for about so many numbers of silos, not for each: recordings take memory.
 GRAINS = 8
+_CONTEXT = ""  # the name of a stage's context next to the parts
 # A filled-up batch may change losses by so much of the largest: longer sums round otherwise.
 TOLERANCE = 1e-3
 
@@ -54,6 +55,7 @@ class Silos:
     values: Values
     x: Tensor
     y: Tensor
+    parallel: bool = False  # each silo's step is computed by itself (convolutions.in_parallel)
 
     @property
     def count(self) -> int:
@@ -193,6 +195,7 @@ class _Step:
         self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
     ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
+        self._parallel = silos.parallel
         # Clones have addresses of their own, which outlive the stage.
         self._values = mapped(silos.values, Tensor.clone)
         self._context = _copies(context)
@@ -347,7 +350,29 @@ class _Step:
         def loss(values: Values, context: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return self._stage.loss(parts_of(self._modules, values), x, y, context)
 
-        return over_silos(loss)(values, context, self._x[places], self._y[places])  # [m, L]
+        if not self._parallel:
+            return over_silos(loss)(values, context, self._x[places], self._y[places])  # [m, L]
+
+        def run(own: Values, places: Tensor) -> Tensor:
+            context = own.pop(_CONTEXT)
+            return loss(own, context, self._x[places], self._y[places])
+
+        silos = _each({**values, _CONTEXT: context}, len(places))
+        runs = [partial(run, *silo) for silo in zip(silos, places, strict=True)]
+        return torch.stack(self._recorder.parallel(runs))
+
+
+def _each(values: Mapping[str, Tensors], count: int) -> list[Values]:
+    """The values of each of so many silos, as views."""
+    # ``unbind``, since its gradient is one copy of all silos' gradients.
+    views = {
+        part: {name: tensor.unbind() for name, tensor in named.items()}
+        for part, named in values.items()
+    }
+    return [
+        {part: {name: own[silo] for name, own in named.items()} for part, named in views.items()}
+        for silo in range(count)
+    ]
 
 
 def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:

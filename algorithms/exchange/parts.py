@@ -268,6 +268,12 @@ class Exchanges(Protocol):
         """
         ...
 
+    def mix_rows(
+        self, part: Part, rows: Mapping[str, Mapping[str, float]], read: Read
+    ) -> Mapping[str, Tensors | None]:
+        """``mix`` for each recipient of ``rows``, with its weights."""
+        ...
+
 
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
     """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError.

@@ -5,6 +5,7 @@ simulator and the coordinator give the same bits (Gram uses a matrix product: th
 thread).
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,8 +36,9 @@ from .parts import (
 
 # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
 BLOCK = 1 << 16
-WORKERS = 2  # threads that fold a large tensor
+WORKERS = max(2, min(8, os.cpu_count() or 2))  # threads that fold a large tensor
 GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
+MOST_KEPT = 1 << 25  # elements of versions that are put together for several rows
 
 
 class PlainExchange:
@@ -95,16 +97,50 @@ class PlainExchange:
         The a_j are the integer weights of SECURITY.md rule 19. ``weights`` need not add up to 1;
         LocalError if none is positive.
         """
-        # The plain run uses the same integers, so that blind and plain give the same row.
-        integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
-        mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
-        # Division by a power of two is exact.
-        shares = {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
-        row = _weighted(part.tensors, shares, read, 1.0, self._device)
+        row = _weighted(part.tensors, _shares(weights), read, 1.0, self._device)
         return {name: tensor.cpu() for name, tensor in row.items()}
+
+    def mix_rows(
+        self, part: Part, rows: Mapping[str, Mapping[str, float]], read: Read
+    ) -> dict[str, dict[str, Tensor]]:
+        """``mix`` for each recipient, with the same bits."""
+        shares = {recipient: _shares(weights) for recipient, weights in rows.items()}
+        on_cpu, found = self._device == CPU, dict[str, dict[str, Tensor]]()
+        order = _common_order(list(shares.values()))
+        for pack in _packs(part.tensors, BLOCK if on_cpu else GPU_BLOCK):
+            if order is None or len(rows) == 1 or (on_cpu and pack[0].elements > BLOCK):
+                for recipient, own in shares.items():
+                    row = _weighted(pack, own, read, 1.0, self._device)
+                    cpu = {name: tensor.cpu() for name, tensor in row.items()}
+                    found.setdefault(recipient, {}).update(cpu)
+                continue
+            table = [[own.get(silo, 0.0) for silo in order] for own in shares.values()]
+            made = _rows_together(pack, table, order, read, self._device)
+            for recipient, row in zip(shares, made, strict=True):
+                found.setdefault(recipient, {}).update(row)
+        return {recipient: picked(part.tensors, row) for recipient, row in found.items()}
 
 
 PLAIN = PlainExchange()
+
+
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights of a row as the exchange takes them; without those that are 0."""
+    # The plain run uses the same integers, so that blind and plain give the same row.
+    integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
+    mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
+    # Division by a power of two is exact.
+    return {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
+
+
+def _common_order(rows: Sequence[Mapping[str, float]]) -> list[str] | None:
+    """All silos of all rows, in an order that is that of each row; None if theirs contradict."""
+    # A longer row holds more of the order.
+    longest_first = sorted(rows, key=len, reverse=True)
+    order = list(dict.fromkeys(silo for row in longest_first for silo in row))
+    at = {silo: place for place, silo in enumerate(order)}
+    agree = all(list(row) == sorted(row, key=at.__getitem__) for row in rows)
+    return order if agree else None
 
 
 def _by_tensor(part: Part, fold: Callable[[TensorSpec], Tensor]) -> dict[str, Tensor]:
@@ -211,6 +247,46 @@ def _weighted_together(
     return {
         spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)
     }
+
+
+def _rows_together(
+    specs: Sequence[TensorSpec],
+    shares: Sequence[Sequence[float]],
+    silos: Sequence[str],
+    read: Read,
+    device: torch.device,
+) -> list[dict[str, Tensor]]:
+    """``_weighted_together`` of each row of shares [rows, silos], on the host.
+
+    A version is read once for as many rows as are folded side by side. Adding 0 times a version
+    changes no bit: sums begin at +0, and versions are finite.
+    """
+    dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
+    elements = sum(sizes)
+    at_once = max(1, (BLOCK if device == CPU else GPU_BLOCK) // elements)
+    table = torch.tensor(shares, dtype=torch.float64, device=device)[:, :, None]
+
+    def version(silo: str) -> Tensor:
+        flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
+        return torch.cat(flat).double()
+
+    # Rows in several lots read each version several times, and put it together once.
+    versions: Mapping[str, Tensor] = {}
+    if len(shares) > at_once and elements * len(silos) <= MOST_KEPT:
+        versions = {silo: version(silo) for silo in silos}
+    made: list[dict[str, Tensor]] = []
+    for start in range(0, len(shares), at_once):
+        lot = slice(start, start + at_once)
+        total = torch.zeros(len(table[lot]), elements, dtype=torch.float64, device=device)
+        term = torch.empty_like(total)
+        for column, silo in enumerate(silos):
+            if any(row[column] for row in shares[lot]):
+                values = versions[silo] if versions else version(silo)
+                total += torch.mul(table[lot, column], values, out=term)
+        for row in total.to(dtype).cpu():
+            folded = zip(specs, torch.split(row, sizes), strict=True)
+            made.append({spec.name: own.reshape(spec.shape).clone() for spec, own in folded})
+    return made
 
 
 def _blocks(elements: int) -> Iterator[slice]:

@@ -122,6 +122,11 @@ class ClassCensus(Method):
         """The method's statistics."""
         return self._inner.measure(parts, x, y)
 
+    @property
+    def measures(self) -> bool:
+        """As the method."""
+        return self._inner.measures
+
     def effort(self, round_: int) -> Effort:
         """The method's effort; none in round 0.
 

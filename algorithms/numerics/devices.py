@@ -113,10 +113,13 @@ def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 
 def stacked(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors of the host [...] as one tensor [N, ...] on the device."""
+    first = tensors[0]
+    # All silos may have been delivered the same tensor: it crosses once.
+    if len(tensors) > 1 and all(tensor is first for tensor in tensors):
+        return stacked([first], device).repeat(len(tensors), *(1,) * first.ndim)
     if device.type != "cuda":
         return torch.stack([*tensors]).to(device)
     # A GPU reads page-locked memory by itself, and the host need not wait for it.
-    first = tensors[0]
     host = torch.empty((len(tensors), *first.shape), dtype=first.dtype, pin_memory=True)
     return torch.stack([*tensors], out=host).to(device, non_blocking=True)
 
@@ -161,6 +164,14 @@ def multiplying(precision: Precision) -> Iterator[None]:
         return
     with _float32_in("tf32"):
         yield
+
+
+def in_force(device: torch.device) -> Precision:
+    """The precision of the products that the device computes now (``casting``, ``multiplying``)."""
+    if torch.is_autocast_enabled(device.type):
+        return "bf16"
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    return "tf32" if convolutions.fp32_precision == "tf32" else "float32"
 
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:

@@ -296,6 +296,12 @@ class Quantised:
         made = folded(part, spec.groups[0], self._sum(part, spec, read))
         return {each.name: made[each.name] for each in part.tensors}
 
+    def mix_rows(
+        self, part: Part, rows: Mapping[str, Mapping[str, float]], read: Read
+    ) -> dict[str, dict[str, Tensor] | None]:
+        """``mix`` for each recipient."""
+        return {silo: self.mix(part, silo, weights, read) for silo, weights in rows.items()}
+
     def opened(
         self, part: Part, members: Sequence[str], read: Read
     ) -> tuple[RoundSpec, OpenedGroup]:

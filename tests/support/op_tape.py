@@ -42,7 +42,7 @@ class _Tape(TorchDispatchMode):
 
 class Recorder:
     def __init__(self):
-        self.warmed = self.recorded = self.replayed = 0
+        self.warmed = self.recorded = self.replayed = self.branches = 0
 
     def warm(self, run):
         self.warmed += 1
@@ -62,3 +62,7 @@ class Recorder:
                 tape.play()
 
         return replay
+
+    def parallel(self, runs):
+        self.branches += len(runs)
+        return [run() for run in runs]

@@ -202,6 +202,9 @@ class Refusing(PlainExchange):
         self.asked.append(recipient)
         return None if recipient == self.silo else super().mix(part, recipient, weights, read)
 
+    def mix_rows(self, part, rows, read):
+        return {silo: self.mix(part, silo, weights, read) for silo, weights in rows.items()}
+
 
 def test_who_gets_no_row_keeps_its_own(make_job, monkeypatch):
     job, archive, refusing = make_job("pfedsim", {"rho": 0}), MemoryArchive(), Refusing("a")

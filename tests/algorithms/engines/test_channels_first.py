@@ -76,7 +76,7 @@ def test_networks_of_all_silos_at_once(name, form):
     x = torch.randn(2, 3, *shape, dtype=torch.float64)
     modules = [nn.Sequential(*build(options, seed).values()).double() for seed in range(2)]
     if form == "unfolded":
-        prepare(modules, "unfolded", CPU, "float32")
+        prepare(modules, "unfolded", CPU)
     parameters, buffers = stack_module_state(modules)
     run = over_silos(lambda values, x: functional_call(modules[0], values, x))
     out = run({**parameters, **buffers}, x)

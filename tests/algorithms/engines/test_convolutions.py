@@ -12,7 +12,7 @@ from staddle.algorithms.engines.convolutions import can_unfold, patches, prepare
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
-from staddle.algorithms.numerics.devices import CPU
+from staddle.algorithms.numerics.devices import CPU, casting, exact, multiplying
 
 GPU = torch.device("cuda")  # named only
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -28,7 +28,7 @@ def test_unfolded_gives_what_the_convolution_gives(
     """Output and gradients, in float64, of two silos at once."""
     plain = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=bias).double()
     other = copy.deepcopy(plain)
-    prepare([other], "unfolded", CPU, "float32")
+    prepare([other], "unfolded", CPU)
     x = torch.randn(2, batch, inputs, 7, 8, dtype=torch.float64, requires_grad=True)
     values = {
         name: torch.randn(2, *own.shape).double().requires_grad_()
@@ -50,7 +50,7 @@ def test_other_convolutions_stay_as_they_are(kept):
     module = nn.Conv2d(2, 4, 3, **kept)
     x, own = torch.randn(2, 2, 6, 6), module._conv_forward
     before = module(x)
-    prepare([module], "unfolded", CPU, "float32")
+    prepare([module], "unfolded", CPU)
     assert not can_unfold(module)
     assert module._conv_forward == own
     assert torch.equal(module(x), before)
@@ -102,14 +102,21 @@ def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
 def test_a_gpu_unfolds_what_was_measured_to_be_faster_so(
     monkeypatch, precision, layer, side, unfolds
 ):
+    """Silos at once; one by itself has nothing to group."""
     x, calls = torch.randn(2, layer.in_channels, side, side), []
+    values = {name: own[None] for name, own in layer.named_parameters()}
     before = layer(x)
     assert convolutions.outputs(layer, x.shape) == tuple(before.shape[2:])
     monkeypatch.setattr(
         convolutions, "patches", lambda *given: calls.append(None) or patches(*given)
     )
-    prepare([layer], "faster", GPU, precision)
-    assert torch.allclose(layer(x), before, atol=1e-5)
+    prepare([layer], "faster", GPU)
+    run = lambda values, x: torch.func.functional_call(layer, values, x)
+    near = 5e-2 if precision == "bf16" else 1e-5
+    with exact(), multiplying(precision), casting(CPU, precision):
+        assert torch.allclose(layer(x).float(), before, atol=near)
+        assert not calls
+        assert torch.allclose(vmap(run)(values, x[None])[0].float(), before, atol=near)
     assert len(calls) == unfolds
 
 
@@ -117,5 +124,5 @@ def test_a_gpu_unfolds_what_was_measured_to_be_faster_so(
 def test_nothing_is_unfolded_where_grouped_is_faster(form, device):
     layer = nn.Conv2d(6, 16, 5)
     before = layer._conv_forward
-    prepare([layer], form, device, "float32")
+    prepare([layer], form, device)
     assert layer._conv_forward == before

@@ -245,10 +245,9 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
             silo: state_to_bytes(state) for silo, state in simulation.states.items()
         }
 
-    folded, mix = [], PlainExchange.mix
-    monkeypatch.setattr(
-        PlainExchange, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given)
-    )
+    folded, mix = [], PlainExchange.mix_rows
+    watched = lambda self, *given: folded.append(self._device) or mix(self, *given)
+    monkeypatch.setattr(PlainExchange, "mix_rows", watched)
     _, whole = ended(Serial(job, records))
     assert set(folded) == {CPU}
     folded.clear()

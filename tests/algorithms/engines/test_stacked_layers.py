@@ -213,7 +213,7 @@ def test_activations_stay_bfloat16_from_layer_to_layer(network, norm, form):
     shape = (3, 16, 16) if network == "resnet18" else NETWORKS[network].default_input
     silos, types = silos_of(network, norm, shape, 2), {}
     if form == "unfolded":
-        prepare(silos.modules.values(), "unfolded", CPU, "float32")
+        prepare(silos.modules.values(), "unfolded", CPU)
     for name, leaf in silos.modules["extractor"].named_modules():
         if not list(leaf.children()):
             leaf.register_forward_hook(

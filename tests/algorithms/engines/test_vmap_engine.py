@@ -113,6 +113,7 @@ IN_SLICES = {
     "fedpac": 1, "fedper": 4, "fedproto": 1, "fedsimsup": 9, "fedssa": 2, "local": 2,
     "per-fedavg": 3, "pfedfda": 2, "pfedsim": 2, "ppfl": 3,
 }  # fmt: skip
+IN_PARALLEL = ("fedssa", "fedprox", "fedaims, clusters", "per-fedavg", "ppfl2")
 # a stage of these has so few steps that its recording is replayed by a third epoch only
 FEW_STEPS = ("pfedfda, batch norm", "ppfl, blocks")
 
@@ -235,6 +236,16 @@ def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case,
     check_same(job, records, 1e-10, recorder=recorder)
     assert recorder.replayed > recorder.recorded > 0
     assert sorted(counted[-len(groups) :]) == groups
+
+
+@pytest.mark.parametrize("case", IN_PARALLEL)
+def test_steps_in_parallel_equal_one_by_one(make, double, monkeypatch, case):
+    """Each silo's step by itself, as branches of one recorded step."""
+    monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)
+    (job, records), recorder = of_case(make, case, 3), Recorder()
+    check_same(job, records, 1e-10, recorder=recorder, convolutions="parallel")
+    assert recorder.replayed > recorder.recorded > 0
+    assert recorder.branches > 0
 
 
 def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypatch):

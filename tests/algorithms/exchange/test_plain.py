@@ -212,6 +212,42 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
         assert row[spec.name].untyped_storage().nbytes() == row[spec.name].nbytes
 
 
+@pytest.mark.parametrize("block", [4, 40, 1 << 16])
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_rows_side_by_side_have_the_bits_of_each(monkeypatch, block, kept):
+    """Some rows lack silos; one row's order is another; one silo was never read."""
+    shapes = {"a": ("float32", (7,)), "b": ("float64", (2, 3)), "c": ("float32", ())}
+    specs = tuple(TensorSpec(name, *of) for name, of in shapes.items())
+    part = Part("x", Kind.BACKBONE, Mix(), specs)
+    rng = torch.Generator().manual_seed(4)
+    held = {
+        (silo, s.name): torch.randn(s.shape, generator=rng, dtype=DTYPES[s.dtype])
+        for silo in "abcd"
+        for s in specs
+    }
+    read = lambda silo, name: held[silo, name]
+    rows = {
+        "a": {"a": 1.0, "b": 0.3, "c": 0.7, "nobody": 0.0},
+        "b": {"b": 2.0, "d": 1.0},
+        "c": {"a": 0.1, "b": 0.0, "c": 5.0, "d": 1e-3},
+    }
+    for name in ("BLOCK", "GPU_BLOCK"):
+        monkeypatch.setattr(plain, name, block)
+    monkeypatch.setattr(plain, "MOST_KEPT", kept)
+    contradicting = {**rows, "d": {"d": 0.1, "c": 0.2, "a": 0.3}}
+    for asked in (rows, contradicting, {"a": rows["a"]}):
+        for device in ("cpu", "cpu:0"):
+            exchange = PlainExchange(torch.device(device))
+            found = exchange.mix_rows(part, asked, read)
+            assert list(found) == list(asked)
+            for recipient, weights in asked.items():
+                one = PLAIN.mix(part, recipient, weights, read)
+                assert list(found[recipient]) == [*shapes]
+                assert all(torch.equal(found[recipient][name], one[name]) for name in shapes)
+                own = found[recipient]["a"]
+                assert own.untyped_storage().nbytes() == own.nbytes
+
+
 def test_a_row_is_folded_on_its_device_whatever_lies_there():
     part, given_ = Part("ω", Kind.BACKBONE, Mix(), TWO), drawn(TWO)
     meta = torch.device("meta")

@@ -143,7 +143,7 @@ def test_stacked_silos_go_by_it_too(make_job, make_shards):
     job = jobs[0]
     simulation = Simulation(job, Stacked(job, records))
     simulation.step()
-    down = simulation._work("a")
+    (down,) = simulation._work(["a"])
     alone = local_round(
         job.method(), job, down.state, 1, down.delivered, train, test, "a"
     ).state.flat

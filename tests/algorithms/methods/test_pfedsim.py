@@ -340,12 +340,15 @@ def played(monkeypatch, job, shards):
     """What was given, what was delivered by round and silo, and the result of a simulated job."""
     recorder, delivered = Recorder(), {}
 
-    def recorded(method, exchanges, state, round_, silo, archive):
-        delivered[round_, silo] = deliver(method, exchanges, state, round_, silo, archive)
-        return delivered[round_, silo]
+    def recorded(method, exchanges, state, round_, silos, archive):
+        found = {}
+        for silo in silos:
+            found[silo] = deliver(method, exchanges, state, round_, silo, archive)
+            delivered[round_, silo] = found[silo]
+        return found
 
     monkeypatch.setattr(simulation, "PLAIN", recorder)
-    monkeypatch.setattr(simulation, "deliver", recorded)
+    monkeypatch.setattr(simulation, "deliver_all", recorded)
     return recorder.given, delivered, simulation.simulate(job, shards)
 
 
