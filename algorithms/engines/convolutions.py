@@ -21,7 +21,7 @@ Form: TypeAlias = Literal["grouped", "unfolded", "parallel", "faster"]
 
 IMAGE_CHANNELS = 3  # a convolution with at most this many channels takes a network's own input
 FEW_CHANNELS, FEW_PLACES = 64, 16  # measured (docs/performance.md)
-LARGE_BYTES = 2**19  # that a backward pass keeps of a record; measured, too
+LARGE_BYTES = 2**20  # that a backward pass keeps of a record; measured, too
 
 
 def in_parallel(form: Form, device: torch.device, record_bytes: int) -> bool:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import cycle
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Size, Tensor, device
@@ -25,6 +25,7 @@ from ..training.loop import PLAIN, Modules, PlainStepper, Step, Stepper
 WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
 STREAMS = 5  # on which a graph computes in parallel; measured (docs/performance.md)
 
+T = TypeVar("T")
 Run: TypeAlias = Callable[..., Tensor]
 
 
@@ -49,7 +50,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    def parallel(self, runs: Sequence[Callable[[], T]]) -> list[T]:
         """The results of runs that do not depend on each other.
 
         The device may compute them at the same time; whatever follows waits for all.
@@ -109,12 +110,12 @@ class Graphs:
             )
         return graph.replay
 
-    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    def parallel(self, runs: Sequence[Callable[[], T]]) -> list[T]:
         """Run on streams that branch off the current one, in turn, and join it again.
 
         A graph that is recorded meanwhile has as many branches.
         """
-        current, results = torch.cuda.current_stream(self._device), list[Tensor]()
+        current, results = torch.cuda.current_stream(self._device), list[T]()
         streams = self._beside[: len(runs)]
         for stream in streams:
             stream.wait_stream(current)
@@ -182,7 +183,7 @@ class AsItIs:
         """The run itself."""
         return run
 
-    def parallel(self, runs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    def parallel(self, runs: Sequence[Callable[[], T]]) -> list[T]:
         """One run after another."""
         return [run() for run in runs]
 

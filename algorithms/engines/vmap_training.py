@@ -11,7 +11,7 @@ two steps.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -323,6 +323,8 @@ class _Step:
         """The mean loss of each silo [m], penalty included, and its gradients by the leaves."""
         context = {name: tensor[rows] for name, tensor in self._context.items()}
         with multiplying(self._precision):
+            if self._parallel:
+                return self._each_gradient(values, context, places, lengths)
             with casting(self._x.device, self._precision):
                 losses = self._losses(values, context, places)
             mean = _means(at_least_float32(losses), lengths)
@@ -331,6 +333,31 @@ class _Step:
                 mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
             # Each mean depends on one silo's values alone, so the sum's gradient is that of each.
             return mean, torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+
+    def _each_gradient(
+        self, values: Values, context: Tensors, places: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """``_gradients``, each silo's by itself, all in parallel."""
+
+        def gradient(own: Values, places: Tensor, length: Tensor | None) -> list[Tensor]:
+            context = own.pop(_CONTEXT)
+            leaves = [tensor.detach().requires_grad_() for tensor in _of(own, self._moved)]
+            for (part, name), leaf in zip(self._moved, leaves, strict=True):
+                own[part][name] = leaf
+            with casting(self._x.device, self._precision):
+                parts = parts_of(self._modules, own)
+                losses = self._stage.loss(parts, self._x[places], self._y[places], context)
+            mean = _means(at_least_float32(losses)[None], length)[0]
+            if self._stage.penalty is not None:
+                mean = mean + self._stage.penalty(_parameters(self._modules, own), context)
+            return [mean, *torch.autograd.grad(mean, leaves, materialize_grads=True)]
+
+        runs: list[Callable[[], list[Tensor]]] = []
+        for silo, own in enumerate(_each({**values, _CONTEXT: context}, len(places))):
+            length = None if lengths is None else lengths[silo : silo + 1]
+            runs.append(partial(gradient, own, places[silo], length))
+        mean, *gradients = map(torch.stack, zip(*self._recorder.parallel(runs), strict=True))
+        return mean, gradients
 
     @torch.no_grad()
     def oddness(self, batch: Batch) -> Tensor:
@@ -350,21 +377,11 @@ class _Step:
         def loss(values: Values, context: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return self._stage.loss(parts_of(self._modules, values), x, y, context)
 
-        if not self._parallel:
-            return over_silos(loss)(values, context, self._x[places], self._y[places])  # [m, L]
-
-        def run(own: Values, places: Tensor) -> Tensor:
-            context = own.pop(_CONTEXT)
-            return loss(own, context, self._x[places], self._y[places])
-
-        silos = _each({**values, _CONTEXT: context}, len(places))
-        runs = [partial(run, *silo) for silo in zip(silos, places, strict=True)]
-        return torch.stack(self._recorder.parallel(runs))
+        return over_silos(loss)(values, context, self._x[places], self._y[places])  # [m, L]
 
 
 def _each(values: Mapping[str, Tensors], count: int) -> list[Values]:
     """The values of each of so many silos, as views."""
-    # ``unbind``, since its gradient is one copy of all silos' gradients.
     views = {
         part: {name: tensor.unbind() for name, tensor in named.items()}
         for part, named in values.items()
