@@ -12,7 +12,9 @@ Parts, each in a process of its own, since an error of CUDA ends the process tha
 - *convolutions*: convolutions.py;
 - *engines-NETWORK*: ``simulate.py engines``, each network with the method that it is for, and
   *many*: LeNet-5 with a hundred silos at once;
-- *profile-NETWORK*: which kernels a round launches, and what the host does in it;
+- *parallel*: a step of each network, all silos in one call and each by itself in parallel;
+- *profile-NETWORK*: how long each part of a round takes, which kernels it launches, and what the
+  host does in it;
 - *memory*: what the engine reckons silos take, and what they took.
 
 Parts before the timed ones run at once. What a part found is in FOLDER/PART.json, its output in
@@ -44,6 +46,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines import simulation as simulation_module
+from staddle.algorithms.engines import vmap_engine
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs, Recorder, way_on
 from staddle.algorithms.engines.engine import Engine, Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
@@ -140,15 +144,15 @@ def gpu_tests(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def smoke_job(network: str, rounds: int = 2) -> Job:
-    """FedAvg with three silos; batches are full and equal, so that all are replayed."""
+def smoke_job(network: str, rounds: int = 2, silos: int = 3, batch: int = 8) -> Job:
+    """FedAvg; batches are full and equal, so that all are replayed."""
     norms = NETWORKS[network].norms
     document = {
         "version": 1,
         "name": "smoke",
         "seed": 0,
         "rounds": rounds,
-        "silos": ["a", "b", "c"],
+        "silos": [f"silo-{silo}" for silo in range(silos)],
         "method": {"name": "fedavg"},
         "model": {
             "name": network,
@@ -156,13 +160,13 @@ def smoke_job(network: str, rounds: int = 2) -> Job:
             "norm": "batch" if "batch" in norms else norms[0],
             "input": list(NETWORKS[network].default_input),
         },
-        "training": {"epochs": 2, "batch_size": 8, "lr": 0.0001},
+        "training": {"epochs": 2, "batch_size": batch, "lr": 0.0001},
     }
     return Job.from_file(JobFile.model_validate(document), "smoke")
 
 
-def smoke_records(job: Job) -> dict[str, Records]:
-    """Random records: 24 of each silo to train on, 8 to test on."""
+def smoke_records(job: Job, records: int = 24) -> dict[str, Records]:
+    """Random records: so many of each silo to train on, 8 to test on."""
     generator = torch.Generator().manual_seed(0)
     shape = NETWORKS[job.model.name].default_input
 
@@ -170,7 +174,7 @@ def smoke_records(job: Job) -> dict[str, Records]:
         x = torch.randn(count, *shape, generator=generator)
         return Dataset(x, torch.randint(0, 10, (count,), generator=generator))
 
-    return {silo: Records(drawn(24), drawn(8)) for silo in job.silos}
+    return {silo: Records(drawn(records), drawn(8)) for silo in job.silos}
 
 
 def trained(job: Job, engine: Engine) -> dict[str, Tensor]:
@@ -310,22 +314,87 @@ def engines(options: argparse.Namespace, name: str) -> list[Row]:
     return rows
 
 
+def parallel(options: argparse.Namespace) -> list[Row]:
+    """Milliseconds of a silo's step in each network, of ten silos at once."""
+    device, gpu = find(options.device), find(options.device).type == "cuda"
+    networks = options.network or ([*NETWORKS] if not options.small else ["cnn-digits"])
+    rows: list[Row] = []
+    for network in networks:
+        silos, size = (10, 64) if not options.small else (2, 16)
+        job = smoke_job(network, 3, silos, 32)
+        records = smoke_records(job, size)
+        for precision in ("float32", "bf16") if gpu else PRECISIONS[:1]:
+            row: Row = {"what": f"{network}, {precision}"}
+            for form in ("grouped", "unfolded", "parallel"):
+                recorder = Graphs(str(device)) if gpu else None
+                engine = Stacked(job, records, str(device), None, recorder, precision, form)
+                simulation = Simulation(job, engine)
+                simulation.step()
+                simulation.step()
+                took = seconds_of(simulation, device)["train"]
+                steps = job.training.epochs * -(-size // job.training.batch_size)
+                row[form] = 1e3 * took / steps / silos
+                engine.close()
+            tell(json.dumps(row))
+            rows.append(row)
+    return rows
+
+
+def seconds_of(simulation: Simulation, device: torch.device) -> dict[str, float]:
+    """Seconds of a round: the whole, and its parts by the function that each runs in."""
+    places: list[tuple[Any, str]] = [
+        (simulation_module, "deliver_all"),
+        (Stacked, "_silos"),
+        (Stacked, "_counts"),
+        (Stacked, "_surveyed"),
+        (vmap_engine, "train"),
+        (vmap_engine, "on_host"),
+        (simulation_module, "close_round"),
+    ]
+    spent = dict.fromkeys(("round", *(name for _, name in places)), 0.0)
+
+    def timed(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def running(*args: Any, **named: Any) -> Any:
+            synchronise(device)
+            began = time.perf_counter()
+            found = run(*args, **named)
+            synchronise(device)
+            spent[name] += time.perf_counter() - began
+            return found
+
+        return running
+
+    own = {name: getattr(owner, name) for owner, name in places}
+    for owner, name in places:
+        setattr(owner, name, timed(name, own[name]))
+    try:
+        timed("round", simulation.step)()
+    finally:
+        for owner, name in places:
+            setattr(owner, name, own[name])
+    return spent
+
+
 def profiled(options: argparse.Namespace, name: str) -> list[Row]:
-    """A round of a network: its kernels, and the functions that the host spends time in."""
+    """A round: seconds of its parts, its kernels, and the functions that take the host's time."""
     device, gpu = find(options.device), find(options.device).type == "cuda"
     sizes = ENGINES[name] | ({"silos": 4, "records": 32} if options.small else {})
     population = simulate.Population(sizes["silos"], sizes["records"], 100)
-    method = next(method for method, network in simulate.NETWORKS if network == name)
+    network = sizes.get("network", name)
+    method = next(method for method, own in simulate.NETWORKS if own == network)
     share = sizes.get("participation", 0.1)
-    job = simulate.job_of(method, population.silos, 8, model=name, participation=share)
+    job = simulate.job_of(method, population.silos, 8, model=network, participation=share)
     rows: list[Row] = []
     for precision in options.precision if gpu else PRECISIONS[:1]:
         recorder = Graphs(str(device)) if gpu else None
         records = population.records()
         engine = Stacked(job, records, str(device), recorder=recorder, precision=precision)
         simulation = Simulation(job, engine)
-        while simulation.round < job.length - job.rounds + 2:
+        # Past the middle of a job each method does all that it ever does.
+        while simulation.round < job.length - job.rounds // 2 + 1:
             simulation.step()
+        seconds = seconds_of(simulation, device)
+        rows.append({"what": f"{name}, {precision}", **seconds})
         lines = [f"{precision}, a round's kernels", *kernels_of(simulation, device)]
         lines += [f"{precision}, a round's Python", *python_of(simulation, device)]
         engine.close()
@@ -403,11 +472,9 @@ PARTS: dict[str, Part] = {
         f"smoke-{precision}": lambda options, precision=precision: smoke(options, precision)
         for precision in PRECISIONS
     },
-    **{
-        f"profile-{name}": lambda options, name=name: profiled(options, name)
-        for name in dict.fromkeys(network for _, network in simulate.NETWORKS)
-    },
+    **{f"profile-{name}": lambda options, name=name: profiled(options, name) for name in ENGINES},
     **{f"engines-{name}": lambda options, name=name: engines(options, name) for name in ENGINES},
+    "parallel": parallel,
     "convolutions": convolution_forms,
     "memory": memory,
 }

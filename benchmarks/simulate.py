@@ -12,14 +12,14 @@ SGD; as many silos a round as one in ten. One run measures, on this machine's co
   the same number of steps; all are told a round that is not counted first.
 - *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model
   that it takes.
-- *engines*: a round on a ``--device`` of silos stacked, convolutions grouped and unfolded, of silos
-  one by one, and of the plain loop with the same network and the fastest way to keep records, in
-  turn, all in one ``--precision``; a GPU replays our steps, one by one those of models up to 64
-  MiB. Records trained on a second, times the plain loop, what a GPU held at most or how far the
-  process grew, and which share of the time the network's multiplications alone would take at the
-  rate of a large product of matrices on the same device, in float32. On a CPU all have one thread.
-  Let records fill their batches: before batch norm ours fills up the last one, which the plain loop
-  leaves short.
+- *engines*: a round on a ``--device`` of silos stacked, in each form of convolutions (grouped,
+  unfolded, each silo by itself in parallel), of silos one by one, and of the plain loop with the
+  same network and the fastest way to keep records, in turn, all in one ``--precision``; a GPU
+  replays our steps, one by one those of models up to 64 MiB. Records trained on a second, times the
+  plain loop, what a GPU held at most or how far the process grew, and which share of the time the
+  network's multiplications alone would take at the rate of a large product of matrices on the same
+  device, in float32. On a CPU all have one thread. Let records fill their batches: before batch
+  norm ours fills up the last one, which the plain loop leaves short.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
 
 Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory
@@ -524,8 +524,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--forms",
         nargs="*",
-        choices=["grouped", "unfolded", "faster"],
-        default=["grouped", "unfolded", "faster"],
+        choices=["grouped", "unfolded", "parallel", "faster"],
+        default=["grouped", "unfolded", "parallel", "faster"],
         help="of convolutions in the stacked engine",
     )
     parser.add_argument(

@@ -29,10 +29,11 @@ def in_parallel(form: Form, device: torch.device, record_bytes: int) -> bool:
 
     "faster" decides on a GPU by the bytes that a backward pass keeps of a record.
     """
+    if form != "faster":
+        return form == "parallel"
     # The kernels of a small network do not fill a GPU, even many at a time. Those of a large one
     # do, and cuDNN has none that computes the convolutions of several silos at once.
-    large = form == "faster" and device != CPU and record_bytes >= LARGE_BYTES
-    return large or form == "parallel"
+    return device != CPU and record_bytes >= LARGE_BYTES
 
 
 def prepare(modules: Iterable[nn.Module], form: Form, device: torch.device) -> None:

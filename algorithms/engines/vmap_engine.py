@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
+from ..exchange.parts import nbytes_of
 from ..job.job import Job
 from ..models.build import draws_randomly, input_shape, maps
 from ..models.functional import mapped
@@ -131,7 +132,6 @@ class Stacked:
 
         # Each silo's facts must be whole before its method chooses stages by them.
         before: dict[str, Tally] = {}
-        there: tuple[list[str], Silos] | None = None
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
             # They stay on the device for training: those of one group, so that they fit.
@@ -365,7 +365,7 @@ class Stacked:
             own = (*modules.values(), *whole.values())
             prepare(own, self._convolutions, self.device)
             record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
-            value_bytes = sum(tensor.nbytes for tensor in kept)
+            value_bytes = nbytes_of(kept)
             looked = chunk(whole, self._resident.x.shape)
             parallel = in_parallel(self._convolutions, self.device, record)
             self._known[key] = _Template(key, modules, value_bytes, record, looked, parallel)
@@ -384,6 +384,12 @@ class Stacked:
                 f"{len(group)} silos at once take more memory than {self._resident.x.device} has:"
                 f" {error}; free memory there, or train them one by one (--one-by-one)"
             ) from error
+        # A RuntimeError as well.
+        except torch.AcceleratorError as error:
+            raise LocalError(
+                f"{self._resident.x.device} or its driver failed: {error}; start the same run"
+                " again, and it resumes after the last round that was saved"
+            ) from error
         # ``vmap`` raises this for code that it cannot map, such as a branch on a value.
         except RuntimeError as error:
             raise LocalError(
@@ -392,14 +398,14 @@ class Stacked:
             ) from error
 
 
-def _taken(group: Sequence[str], there: tuple[list[str], Silos] | None) -> Silos | None:
+def _taken(group: Sequence[str], there: tuple[list[str], Silos]) -> Silos | None:
     """The group's values out of those on the device; None if they are not there."""
-    if there is None or not set(group) <= set(there[0]):
-        return None
     held, silos = there
     if group == held:
         return silos
-    rows = torch.tensor([held.index(silo) for silo in group], device=silos.x.device)
+    if not set(group) <= set(held):
+        return None
+    rows = torch.tensor([*map(held.index, group)], device=silos.x.device)
     return replace(silos, values=rows_of(silos.values, rows))
 
 

@@ -11,10 +11,11 @@ two steps.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Self, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ from torch.func import vmap
 
 from ...errors import LocalError
 from ..course import Optimiser, Parts, Stage
-from ..exchange.parts import Tensors
+from ..exchange.parts import Tensors, nbytes_of
 from ..models.functional import BoundModule, mapped
 from ..numerics.devices import Precision, casting, multiplying
 from ..training.loop import Modules, at_least_float32, batch_norms
@@ -214,7 +215,7 @@ class _Step:
         self._guest: Silos | None = None
         self._count = 0  # of the guest
         kept = (*_leaves(self._values), *self._memory)
-        self.held = sum(tensor.nbytes for tensor in kept)
+        self.held = nbytes_of(kept)
 
     def forget(self) -> None:
         """Drop all recordings."""
@@ -352,10 +353,9 @@ class _Step:
                 mean = mean + self._stage.penalty(_parameters(self._modules, own), context)
             return [mean, *torch.autograd.grad(mean, leaves, materialize_grads=True)]
 
-        runs: list[Callable[[], list[Tensor]]] = []
-        for silo, own in enumerate(_each({**values, _CONTEXT: context}, len(places))):
-            length = None if lengths is None else lengths[silo : silo + 1]
-            runs.append(partial(gradient, own, places[silo], length))
+        own = _each({**values, _CONTEXT: context}, len(places))
+        each = repeat(None) if lengths is None else lengths[:, None]
+        runs = list(map(partial, repeat(gradient), own, places, each))
         mean, *gradients = map(torch.stack, zip(*self._recorder.parallel(runs), strict=True))
         return mean, gradients
 
@@ -382,14 +382,7 @@ class _Step:
 
 def _each(values: Mapping[str, Tensors], count: int) -> list[Values]:
     """The values of each of so many silos, as views."""
-    views = {
-        part: {name: tensor.unbind() for name, tensor in named.items()}
-        for part, named in values.items()
-    }
-    return [
-        {part: {name: own[silo] for name, own in named.items()} for part, named in views.items()}
-        for silo in range(count)
-    ]
+    return [mapped(values, itemgetter(silo)) for silo in range(count)]
 
 
 def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:

@@ -330,6 +330,16 @@ def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
     return {spec.name: tensors[spec.name] for spec in specs}
 
 
+def elements_of(specs: Iterable[TensorSpec]) -> int:
+    """Numbers in all tensors of these specs together."""
+    return sum(spec.elements for spec in specs)
+
+
+def nbytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all these tensors together."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
     """True if a tensor has its spec's dtype and shape.
 

@@ -5,7 +5,7 @@ simulator and the coordinator give the same bits (Gram uses a matrix product: th
 thread).
 """
 
-import os
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,6 +29,7 @@ from .parts import (
     Sum,
     TensorSpec,
     checked,
+    elements_of,
     integer_weights,
     laid_out,
     picked,
@@ -36,9 +37,8 @@ from .parts import (
 
 # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
 BLOCK = 1 << 16
-WORKERS = max(2, min(8, os.cpu_count() or 2))  # threads that fold a large tensor
+WORKERS = 2  # threads that fold a large tensor
 GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
-MOST_KEPT = 1 << 25  # elements of versions that are put together for several rows
 
 
 class PlainExchange:
@@ -97,50 +97,38 @@ class PlainExchange:
         The a_j are the integer weights of SECURITY.md rule 19. ``weights`` need not add up to 1;
         LocalError if none is positive.
         """
-        row = _weighted(part.tensors, _shares(weights), read, 1.0, self._device)
-        return {name: tensor.cpu() for name, tensor in row.items()}
+        return _weighted(part.tensors, _shares(weights), read, 1.0, self._device)
 
     def mix_rows(
         self, part: Part, rows: Mapping[str, Mapping[str, float]], read: Read
     ) -> dict[str, dict[str, Tensor]]:
         """``mix`` for each recipient, with the same bits."""
-        shares = {recipient: _shares(weights) for recipient, weights in rows.items()}
-        on_cpu, found = self._device == CPU, dict[str, dict[str, Tensor]]()
-        order = _common_order(list(shares.values()))
-        for pack in _packs(part.tensors, BLOCK if on_cpu else GPU_BLOCK):
-            if order is None or len(rows) == 1 or (on_cpu and pack[0].elements > BLOCK):
-                for recipient, own in shares.items():
-                    row = _weighted(pack, own, read, 1.0, self._device)
-                    cpu = {name: tensor.cpu() for name, tensor in row.items()}
-                    found.setdefault(recipient, {}).update(cpu)
-                continue
-            table = [[own.get(silo, 0.0) for silo in order] for own in shares.values()]
-            made = _rows_together(pack, table, order, read, self._device)
-            for recipient, row in zip(shares, made, strict=True):
-                found.setdefault(recipient, {}).update(row)
-        return {recipient: picked(part.tensors, row) for recipient, row in found.items()}
+        # On a CPU the sums take the time, and on a GPU the calls.
+        if self._device == CPU:
+            return {silo: self.mix(part, silo, weights, read) for silo, weights in rows.items()}
+        shares = list(map(_shares, rows.values()))
+        order = sorted(set().union(*shares))
+        table = torch.zeros(len(rows), len(order), dtype=torch.float64)
+        for row, own in zip(table, shares, strict=True):
+            row[[*map(order.index, own)]] = torch.tensor([*own.values()], dtype=torch.float64)
+        packs = _packs(part.tensors, GPU_BLOCK)
+        made = [_weighted_together(own, table, order, read, 1.0, self._device) for own in packs]
+        found = zip(rows, zip(*made, strict=True), strict=True)
+        return {silo: picked(part.tensors, ChainMap(*row)) for silo, row in found}
 
 
 PLAIN = PlainExchange()
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights of a row as the exchange takes them; without those that are 0."""
+    """The weights of a row as the exchange takes them, in the order in which it adds versions up.
+
+    Those that are 0 are left out: such silos may have uploaded nothing.
+    """
     # The plain run uses the same integers, so that blind and plain give the same row.
     integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
-    mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
-    # Division by a power of two is exact.
-    return {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
-
-
-def _common_order(rows: Sequence[Mapping[str, float]]) -> list[str] | None:
-    """All silos of all rows, in an order that is that of each row; None if theirs contradict."""
-    # A longer row holds more of the order.
-    longest_first = sorted(rows, key=len, reverse=True)
-    order = list(dict.fromkeys(silo for row in longest_first for silo in row))
-    at = {silo: place for place, silo in enumerate(order)}
-    agree = all(list(row) == sorted(row, key=at.__getitem__) for row in rows)
-    return order if agree else None
+    # By name, so that all rows have one order. Division by a power of two is exact.
+    return {silo: integers[silo] / 2**MIX_BITS for silo in sorted(filter(integers.get, integers))}
 
 
 def _by_tensor(part: Part, fold: Callable[[TensorSpec], Tensor]) -> dict[str, Tensor]:
@@ -193,7 +181,10 @@ def _weighted(
     divisor: float,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """sum_i share_i x_i / divisor in float64 of each tensor, in the order of the silos."""
+    """sum_i share_i x_i / divisor in float64 of each tensor, in the order of the silos.
+
+    The result is on the host.
+    """
     # Each product is rounded before it is added, on a GPU too: a fused multiply-add would give
     # other bits.
     found: dict[str, Tensor] = {}
@@ -203,7 +194,8 @@ def _weighted(
         if on_cpu and first.elements > BLOCK:
             found[first.name] = _weighted_large(first, shares, read, divisor)
         else:
-            found |= _weighted_together(pack, shares, read, divisor, device)
+            row = torch.tensor([[*shares.values()]], dtype=torch.float64)
+            found |= next(_weighted_together(pack, row, [*shares], read, divisor, device))
     return picked(specs, found)
 
 
@@ -220,73 +212,43 @@ def _packs(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
 
 
 def _fits(pack: Sequence[TensorSpec], spec: TensorSpec, most: int) -> bool:
-    elements = spec.elements + sum(own.elements for own in pack)
-    return pack[0].dtype == spec.dtype and elements <= most
+    return pack[0].dtype == spec.dtype and elements_of((*pack, spec)) <= most
 
 
 def _weighted_together(
     specs: Sequence[TensorSpec],
-    shares: Mapping[str, float],
+    shares: Tensor,
+    silos: Sequence[str],
     read: Read,
     divisor: float,
     device: torch.device,
-) -> dict[str, Tensor]:
-    """The weighted sums of small tensors of one dtype, side by side."""
-    # Tensor by tensor, the calls would take most of the time.
-    dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
-    contribution = torch.empty(sum(sizes), dtype=dtype, device=device)
-    values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
-    total = torch.zeros_like(values)
-    for silo, share in shares.items():
-        # Silo by silo in the given order, since sums of floats depend on it.
-        flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
-        torch.cat(flat, out=contribution)
-        total += values.copy_(contribution).mul_(share)
-    # Clones, or a state that keeps one tensor would keep the memory of all.
-    folded = torch.split((total / divisor).to(dtype), sizes)
-    return {
-        spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)
-    }
+) -> Iterator[dict[str, Tensor]]:
+    """The weighted sums of small tensors of one dtype, side by side, on the host.
 
-
-def _rows_together(
-    specs: Sequence[TensorSpec],
-    shares: Sequence[Sequence[float]],
-    silos: Sequence[str],
-    read: Read,
-    device: torch.device,
-) -> list[dict[str, Tensor]]:
-    """``_weighted_together`` of each row of shares [rows, silos], on the host.
-
-    A version is read once for as many rows as are folded side by side. Adding 0 times a version
-    changes no bit: sums begin at +0, and versions are finite.
+    One result for each row of shares [rows, silos] float64. Each version is read once for as many
+    rows as fit. Adding 0 times a version changes no bit: sums begin at +0, and versions are finite.
     """
-    dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
-    elements = sum(sizes)
-    at_once = max(1, (BLOCK if device == CPU else GPU_BLOCK) // elements)
-    table = torch.tensor(shares, dtype=torch.float64, device=device)[:, :, None]
-
-    def version(silo: str) -> Tensor:
-        flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
-        return torch.cat(flat).double()
-
-    # Rows in several lots read each version several times, and put it together once.
-    versions: Mapping[str, Tensor] = {}
-    if len(shares) > at_once and elements * len(silos) <= MOST_KEPT:
-        versions = {silo: version(silo) for silo in silos}
-    made: list[dict[str, Tensor]] = []
-    for start in range(0, len(shares), at_once):
-        lot = slice(start, start + at_once)
-        total = torch.zeros(len(table[lot]), elements, dtype=torch.float64, device=device)
+    # Tensor by tensor, or row by row on a GPU, the calls would take most of the time.
+    dtype, elements = DTYPES[specs[0].dtype], elements_of(specs)
+    contribution = torch.empty(elements, dtype=dtype, device=device)
+    values = torch.empty(elements, dtype=torch.float64, device=device)
+    for lot in torch.split(shares.to(device), max(1, GPU_BLOCK // elements)):
+        total = torch.zeros(len(lot), elements, dtype=torch.float64, device=device)
         term = torch.empty_like(total)
-        for column, silo in enumerate(silos):
-            if any(row[column] for row in shares[lot]):
-                values = versions[silo] if versions else version(silo)
-                total += torch.mul(table[lot, column], values, out=term)
-        for row in total.to(dtype).cpu():
-            folded = zip(specs, torch.split(row, sizes), strict=True)
-            made.append({spec.name: own.reshape(spec.shape).clone() for spec, own in folded})
-    return made
+        # Silo by silo in the given order, since sums of floats depend on it.
+        for share, silo in zip(lot.T, silos, strict=True):
+            flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
+            torch.cat(flat, out=contribution)
+            total += torch.mul(share[:, None], values.copy_(contribution), out=term)
+        for row in (total / divisor).to(dtype).cpu():
+            yield _apart(specs, row)
+
+
+def _apart(specs: Sequence[TensorSpec], flat: Tensor) -> dict[str, Tensor]:
+    """The tensors that lie side by side in one."""
+    parts = zip(specs, torch.split(flat, [spec.elements for spec in specs]), strict=True)
+    # Clones, or a state that keeps one tensor would keep the memory of all.
+    return {spec.name: own.reshape(spec.shape).clone() for spec, own in parts}
 
 
 def _blocks(elements: int) -> Iterator[slice]:

@@ -127,12 +127,13 @@ class ModelOptions(Strict):
     @pydantic.field_validator("head")
     @classmethod
     def _apart(cls, head: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for name in head or ():
-            others = [other for other in head or () if f"{other}.".startswith(f"{name}.")]
+        names = head or ()
+        for name in names:
+            others = [other for other in names if f"{other}.".startswith(f"{name}.")]
             if len(others) > 1:
                 raise ValueError(f"{name!r} is named twice, or has another of the names within it")
         # As names of one module's layers they have no dots.
-        if len({name.replace(".", "_") for name in head or ()}) < len(head or ()):
+        if len({name.replace(".", "_") for name in names}) < len(names):
             raise ValueError("two names differ only in dots and underscores")
         return head
 

@@ -25,7 +25,7 @@ from ...errors import LocalError, reason
 from ...files import tensor_file
 from ...files.documents import Strict, read_bytes
 from ...files.file_bounds import check_fits, check_regular, open_regular
-from ..exchange.parts import Tensors, all_finite
+from ..exchange.parts import Tensors, all_finite, nbytes_of
 from ..method import Method
 
 HEADER_BYTES = 1 << 20  # bound on names and metadata next to the tensors
@@ -155,7 +155,7 @@ def start_values(
     the signed job's and holds all parameters by name, dtype and shape, all finite.
     """
     tensors = chain.from_iterable(module.state_dict().values() for module in modules.values())
-    most = 2 * sum(tensor.nbytes for tensor in tensors) + SPARE_BYTES
+    most = 2 * nbytes_of(tensors) + SPARE_BYTES
     if weights.expected[1] > most:
         raise LocalError(
             f"{path}: {weights.expected[1]} bytes, at most {most} for this model; take a file that"
@@ -275,7 +275,7 @@ def load_weights(
     _check_regular(path)
     # The size that the part needs bounds what is read: a wrong path must not fill the memory.
     module = method.modules(silo)[part]
-    needed = sum(tensor.nbytes for tensor in module.state_dict().values())
+    needed = nbytes_of(module.state_dict().values())
     data = read_bytes(path, needed + HEADER_BYTES)
     # The digest covers the whole file, and is checked before anything is parsed.
     found = hashlib.sha256(data).hexdigest()

@@ -115,7 +115,7 @@ def stacked(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors of the host [...] as one tensor [N, ...] on the device."""
     first = tensors[0]
     # All silos may have been delivered the same tensor: it crosses once.
-    if len(tensors) > 1 and all(tensor is first for tensor in tensors):
+    if len(tensors) > len(set(map(id, tensors))) == 1:
         return stacked([first], device).repeat(len(tensors), *(1,) * first.ndim)
     if device.type != "cuda":
         return torch.stack([*tensors]).to(device)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ... import log
 from ...algorithms.exchange.delivery import Delivery, Mail, Post, Row
-from ...algorithms.exchange.parts import Mix, Part, upload_items
+from ...algorithms.exchange.parts import Mix, Part, elements_of, upload_items
 from ...errors import RefusedError
 from ...proto.convert.mix import MOST_TOLD
-from ...security.blind.mix_context import WORD_BYTES, Version, elements_of
+from ...security.blind.mix_context import WORD_BYTES, Version
 from ...security.blind.mix_row import RowMemory
 from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
@@ -233,7 +233,7 @@ def part_bytes(part: Part) -> int:
     A Mix has words of 64 bits, whatever the tensors' dtype; vectors of a Gram keep theirs.
     """
     if isinstance(part.exchange, Mix):
-        return WORD_BYTES * elements_of(part)
+        return WORD_BYTES * elements_of(part.tensors)
     return sum(item.spec.nbytes for item in upload_items([part]))
 
 

@@ -25,12 +25,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Part, Read, TensorSpec, integer_weights
+from ...algorithms.exchange.parts import (
+    DTYPES,
+    MIX_BITS,
+    Part,
+    Read,
+    TensorSpec,
+    elements_of,
+    integer_weights,
+)
 from ...algorithms.exchange.plain import PLAIN
 from ..arithmetic.fixedpoint import Group, Reals, check_values, dequantise, quantise
 from ..secagg.shared_gram import compared_of, gram
 from ..secagg.spec import Terms
-from .mix_context import Version, elements_of, mix_group
+from .mix_context import Version, mix_group
 from .mix_row import RecipientRow, RowMemory, Share, fault
 from .rotated_sketch import hidden
 from .rotation import Use, check_kind, check_vectors
@@ -97,7 +105,7 @@ class MixRows:
         return Version(silo=silo, round=number, attempt=0, number=number)
 
     def _group(self, part: Part) -> Group:
-        return mix_group(part.name, elements_of(part), self._clip_exponent)
+        return mix_group(part.name, elements_of(part.tensors), self._clip_exponent)
 
 
 def compared(

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algorithms.exchange.parts import MIX_BITS, Part
+from ...algorithms.exchange.parts import MIX_BITS
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json
 from ..arithmetic.fixedpoint import Group
@@ -26,11 +26,6 @@ LARGEST_CLIP = TOP - MIX_BITS
 WORD_BYTES = 8
 
 Number = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
-
-
-def elements_of(part: Part) -> int:
-    """Numbers in all tensors of a part together."""
-    return sum(spec.elements for spec in part.tensors)
 
 
 def mix_group(name: str, elements: int, clip_exponent: int) -> Group:

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
-from ...algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, Sum
+from ...algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, Sum, elements_of
 from ...algorithms.job.job import Job
 from ...files.documents import canonical_json
 from ..arithmetic.fixedpoint import Group
 from ..identity.domains import SECAGG_MODEL, framed
 from ..secagg.shared_gram import compared_of
 from ..secagg.spec import Frame, Terms
-from .mix_context import MixContext, elements_of, mix_group
+from .mix_context import MixContext, mix_group
 from .rotation import Use
 from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 
@@ -372,7 +372,7 @@ class JobPlan:
         (security/blind/group_key.py).
         """
         # All tensors of a part make one vector, with one upload, one seed and one tag.
-        own = mix_group(part.name, elements_of(part), self.job.security.clip_exponent)
+        own = mix_group(part.name, elements_of(part.tensors), self.job.security.clip_exponent)
         return MixContext(
             federation=federation,
             roster=roster,

@@ -36,6 +36,7 @@ from ...algorithms.exchange.parts import (
     Read,
     Sum,
     TensorSpec,
+    elements_of,
     laid_out,
 )
 from ...algorithms.exchange.plain import PLAIN
@@ -60,7 +61,6 @@ from ..secagg.masked_sum import (
 )
 from ..secagg.spec import Frame, RoundSpec, Terms, specify
 from .mix_and_gram import MixRows, compared, compared_by_shares
-from .mix_context import elements_of
 
 COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
 CHUNK_BYTES = 1 << 20
@@ -100,7 +100,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             clip = COUNT_EXPONENT if counts else bounds.clip_exponent
             return Group(
                 name=part.name,
-                elements=elements_of(part),
+                elements=elements_of(part.tensors),
                 ring=64,
                 clip_exponent=clip,
                 weights="equal",
@@ -108,7 +108,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
         case Sum("mean") if bounds.weights == "public":
             return Group(
                 name=part.name,
-                elements=elements_of(part),
+                elements=elements_of(part.tensors),
                 clip_exponent=bounds.clip_exponent,
                 weights="public",
             )
@@ -121,7 +121,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(
                 name=part.name,
-                elements=elements_of(part),
+                elements=elements_of(part.tensors),
                 rows=part.tensors[0].shape[0] if form == "ratio" else 1,
                 ring=ring,
                 clip_exponent=bounds.clip_exponent,
@@ -148,7 +148,7 @@ def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
     name, clip = row_name(part.name, recipient), bounds.clip_exponent
     return Group(
         name=name,
-        elements=elements_of(part),
+        elements=elements_of(part.tensors),
         clip_exponent=clip,
         weights="public",
         reader=recipient,

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from ...algorithms.exchange.delivery import KEEP
-from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part
+from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part, elements_of
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire
 from ...security.arithmetic.fixedpoint import Flat, Floats, check_values
-from ...security.blind.mix_context import WORD_BYTES, MixContext, elements_of
+from ...security.blind.mix_context import WORD_BYTES, MixContext
 from ...security.blind.mix_row import RecipientRow, RowMemory, admit, check_uploads
 from ...security.blind.padded_mix import Opening, Summand, check_sent, open_seed
 from ...security.blind.plan import RoundPlan
@@ -59,7 +59,7 @@ class Expected:
     def nbytes(self) -> int:
         """Bytes of the words of one row; directed rows have narrower words."""
         directed = self.part.exchange == Mix(directed=True)
-        return (DIRECTED_BYTES if directed else WORD_BYTES) * elements_of(self.part)
+        return (DIRECTED_BYTES if directed else WORD_BYTES) * elements_of(self.part.tensors)
 
 
 def expected_rows(plan: RoundPlan) -> dict[str, Expected]:

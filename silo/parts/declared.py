@@ -23,6 +23,7 @@ from ...algorithms.exchange.parts import (
     Sum,
     TensorSpec,
     contribution_items,
+    elements_of,
 )
 from ...algorithms.job.evaluated import evaluated, evaluation_of
 from ...algorithms.job.security import for_silos
@@ -175,8 +176,7 @@ class Declared:
 
     def padded_group(self, part: Part) -> Group:
         """The group of a part that leaves padded; LocalError where the job is not blind."""
-        elements = sum(spec.elements for spec in part.tensors)
-        return mix_group(part.name, elements, self._blind_bounds().clip_exponent)
+        return mix_group(part.name, elements_of(part.tensors), self._blind_bounds().clip_exponent)
 
     def _blind_parts(self, round_: int) -> tuple[tuple[Part, ...], Bounds]:
         bounds = self._blind_bounds()

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ...algorithms.exchange.parts import Tensors
+from ...algorithms.exchange.parts import Tensors, nbytes_of
 from ...errors import LocalError
 from ...files.tensor_file import metadata_of
 
@@ -36,7 +36,7 @@ class TensorEntry:
         """Bytes of all tensors."""
         total = 0
         for tensors in self.rooms.values():
-            total += sum(tensor.nbytes for tensor in tensors.values())
+            total += nbytes_of(tensors.values())
         return total
 
 

@@ -45,6 +45,20 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkey
     assert "## memory (0 s)" in again
 
 
+def test_a_rounds_parts_are_timed_and_forms_compared(program, tmp_path):
+    options = Namespace(device="cpu", small=True, network=["glm"], precision=["float32"])
+    (row,) = program.parallel(options)
+    assert row["what"] == "glm, float32"
+    assert all(row[form] > 0 for form in ("grouped", "unfolded", "parallel"))
+    job = program.smoke_job("glm")
+    engine = program.Stacked(job, program.smoke_records(job))
+    simulation = program.Simulation(job, engine)
+    spent = program.seconds_of(simulation, engine.device)
+    assert simulation.round == 1
+    assert spent["round"] > sum(seconds for name, seconds in spent.items() if name != "round") > 0
+    assert program.vmap_engine.train.__name__ == "train"
+
+
 def test_a_part_that_fails_stands_first_in_the_report(run, tmp_path):
     (tmp_path / "card.log").write_text("so far\nRuntimeError: the device is lost\n")
     found = {"rows": [{"what": "glm", "fault": "bits differ when replayed"}], "seconds": 1.0}

@@ -52,7 +52,7 @@ def test_engines_are_told_side_by_side(program, monkeypatch):
     monkeypatch.setattr(program, "Population", lambda *_: small)
     monkeypatch.setattr(program, "multiplications", lambda device, _: {"cpu": 1e11}[device.type])
     rows = program.measure_engines(program.parsed(["engines", "--quick", "--rounds", "1"]))
-    told = [f"stacked, {form}" for form in ("grouped", "unfolded", "faster")]
+    told = [f"stacked, {form}" for form in ("grouped", "unfolded", "parallel", "faster")]
     told += ["one by one", "plain loop"]
     assert [row["what"].removeprefix("pfedsim, lenet5, ") for row in rows] == told
     assert rows[-1]["times plain"] == 1

@@ -24,6 +24,7 @@ from ....errors import LocalError
 from ....files import packages
 from ....files.documents import canonical_json
 from ....files.packages import others_code
+from ...exchange.parts import nbytes_of
 from ..dataset import Dataset, check_some
 from ..lazy import LazyRecords, Reader
 from ..options import OneByOne
@@ -61,7 +62,7 @@ class Installed(OneByOne):
         with others_code(f"{where}, fails", FIX):
             count, first = len(dataset), _record(dataset[0], where, 0)
         check_some(where, count)
-        self.check_fits(count * sum(tensor.nbytes for tensor in first), f"the {count:,} records")
+        self.check_fits(count * nbytes_of(first), f"the {count:,} records")
         # What records look like, without their values, for other processes.
         like = first[0].to("meta"), first[1].to("meta")
         targets = _targets(dataset, count, like, where) if self.lazy else None

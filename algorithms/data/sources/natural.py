@@ -11,6 +11,7 @@ Each source can be a silo.
 A silo names its own sources, and needs no file of the others where they have files of their own.
 """
 
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,11 +46,10 @@ class Natural(DataTable):
     def _known(self) -> "Natural":
         # A misspelt source would silently have no records.
         known, wanted = SOURCES[self.name], self.sources or ()
-        for source in wanted:
-            if source not in known:
-                raise ValueError(
-                    f"sources: {source!r} is not one of {self.name}; known: {', '.join(known)}"
-                )
+        for source in filterfalse(known.__contains__, wanted):
+            raise ValueError(
+                f"sources: {source!r} is not one of {self.name}; known: {', '.join(known)}"
+            )
         if len(set(wanted)) < len(wanted):
             raise ValueError("sources: one is listed twice; name each once")
         if self.years is not None and self.name != "tcga-brca":

@@ -95,7 +95,17 @@ from ....errors import LocalError, PeerError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
 from ...exchange.delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
-from ...exchange.parts import DTYPES, Contribution, Gram, Kind, Part, Sum, Tensors, TensorSpec
+from ...exchange.parts import (
+    DTYPES,
+    Contribution,
+    Gram,
+    Kind,
+    Part,
+    Sum,
+    Tensors,
+    TensorSpec,
+    elements_of,
+)
 from ...method import Method, Setting, specs_of_parameters
 from ...models.build import fill
 from ...models.resnet import Blocks
@@ -190,7 +200,7 @@ class FedAIMS(Method):
         rows = (setting.outputs, self.widths[-1])
         # Running statistics are not compared, whatever else the backbone holds.
         self.compared = specs_of_parameters(extractor)
-        length = sum(spec.elements for spec in self.compared)
+        length = elements_of(self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
         mean = TensorSpec("mean", self.compared[0].dtype, rows)
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))

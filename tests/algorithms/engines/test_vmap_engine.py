@@ -248,6 +248,34 @@ def test_steps_in_parallel_equal_one_by_one(make, double, monkeypatch, case):
     assert recorder.branches > 0
 
 
+def test_a_device_that_fails_is_not_the_methods_fault(make, monkeypatch):
+    def failing(*_):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    job = make()
+    monkeypatch.setattr(vmap_engine, "train", failing)
+    with refused(
+        "cpu or its driver failed: CUDA error: unspecified launch failure; start the same run"
+    ):
+        Simulation(job, Stacked(job, records_of(job))).step()
+
+
+def test_values_cross_to_the_device_once_a_round(make, monkeypatch):
+    """They stay there from the first evaluation on, and what all silos share crosses once."""
+    job = make("fedavg", model={"norm": "batch", "buffers": "global"})
+    simulation, sent = Simulation(job, Stacked(job, records_of(job, COUPLED))), []
+    simulation.step()
+    stack = vmap_engine.stacked
+    watched = lambda tensors, device: (
+        sent.append(len({*map(id, tensors)})) or stack(tensors, device)
+    )
+    monkeypatch.setattr(vmap_engine, "stacked", watched)
+    simulation.step()
+    # counters of batches are each silo's own
+    own = [name.endswith("num_batches_tracked") for name in simulation.states["a"].flat]
+    assert sent == [len(job.silos) if private else 1 for private in own]
+
+
 def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypatch):
     """Else a run that was gone on with would not have the bits of one that was not stopped."""
     job, filled, move, seen = make("fedavg"), [], stacked._Step._move, []

@@ -213,8 +213,7 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
 
 
 @pytest.mark.parametrize("block", [4, 40, 1 << 16])
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_rows_side_by_side_have_the_bits_of_each(monkeypatch, block, kept):
+def test_rows_side_by_side_have_the_bits_of_each(monkeypatch, block):
     """Some rows lack silos; one row's order is another; one silo was never read."""
     shapes = {"a": ("float32", (7,)), "b": ("float64", (2, 3)), "c": ("float32", ())}
     specs = tuple(TensorSpec(name, *of) for name, of in shapes.items())
@@ -233,7 +232,6 @@ def test_rows_side_by_side_have_the_bits_of_each(monkeypatch, block, kept):
     }
     for name in ("BLOCK", "GPU_BLOCK"):
         monkeypatch.setattr(plain, name, block)
-    monkeypatch.setattr(plain, "MOST_KEPT", kept)
     contradicting = {**rows, "d": {"d": 0.1, "c": 0.2, "a": 0.3}}
     for asked in (rows, contradicting, {"a": rows["a"]}):
         for device in ("cpu", "cpu:0"):
