@@ -248,13 +248,24 @@ def test_tensors_of_the_host_stay_there():
     assert torch.equal(stacked(NUMBERS, CPU), torch.stack(NUMBERS))
 
 
+def test_a_tensor_that_all_share_is_sent_once(monkeypatch):
+    sent, stack, one = [], torch.stack, torch.arange(6.0).reshape(2, 3)
+    monkeypatch.setattr(torch, "stack", lambda given: sent.append(len(given)) or stack(given))
+    apart = stacked([one, one.clone(), one], CPU)
+    same = stacked([one, one, one], CPU)
+    assert sent == [3, 1]
+    assert torch.equal(same, apart)
+    same[0] += 1
+    assert torch.equal(same[1], one)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
 def test_a_gpu_takes_tensors_and_gives_them_back():
     """Many, so that a copy that is read before it has ended, or memory that is used again before it
     was read, shows.
     """
     large = [torch.full((2**20,), float(n)) for n in range(24)]
-    sent = [stacked([one, one], torch.device("cuda:0")) for one in large]
+    sent = [stacked([one, one.clone()], torch.device("cuda:0")) for one in large]
     back = on_host(value.neg() for value in sent)
     for one, other in zip(large, back, strict=True):
         assert torch.equal(other, -torch.stack([one, one]))
