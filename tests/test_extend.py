@@ -127,7 +127,7 @@ def test_an_experiment_deals_it_out(libsvm, blocks, tmp_path):
 
 
 def test_a_job_builds_the_model(install, monkeypatch, blocks):
-    install("algorithms/models/mlp_narrow.py")
+    install("algorithms/models/networks/mlp_narrow.py")
     monkeypatch.setattr(networks, "NETWORKS", dict(networks.NETWORKS))
     monkeypatch.setattr(build, "NETWORKS", networks.NETWORKS)
     exec(blocks["algorithms/models/registry.py"], dict(networks.__dict__))

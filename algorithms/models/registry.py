@@ -17,13 +17,18 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from ...files.documents import Strict
-from .fedssa_cnn import digits_cnn, fedssa_cnn
-from .lenet import lenet, lenet_wide
-from .mlp import glm, ppfl_mlp
-from .mobilenet import mobilenet_v2
-from .residual import SeriesResnetOptions, VolumeResnetOptions, series_resnet, volume_resnet
-from .resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
-from .tabular import MlpOptions, TabResnetOptions, mlp, tab_resnet
+from .networks.fedssa_cnn import digits_cnn, fedssa_cnn
+from .networks.lenet import lenet, lenet_wide
+from .networks.mlp import glm, ppfl_mlp
+from .networks.mobilenet import mobilenet_v2
+from .networks.residual import (
+    SeriesResnetOptions,
+    VolumeResnetOptions,
+    series_resnet,
+    volume_resnet,
+)
+from .networks.resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
+from .networks.tabular import MlpOptions, TabResnetOptions, mlp, tab_resnet
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
 # One record: channels, height, width; of a series channels, length; of a volume also the depth.

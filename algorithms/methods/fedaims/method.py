@@ -108,7 +108,7 @@ from ...exchange.parts import (
 )
 from ...method import Method, Setting, specs_of_parameters
 from ...models.build import fill
-from ...models.resnet import Blocks
+from ...models.networks.resnet import Blocks
 from ...numerics.streams import Seed, permutation, stream
 
 

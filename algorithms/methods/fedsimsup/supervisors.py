@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.build import fill
-from ...models.lenet import Shape, two_and_two
-from ...models.tabular import mlp
+from ...models.networks.lenet import Shape, two_and_two
+from ...models.networks.tabular import mlp
 from ...numerics.streams import Seed
 
 # Chosen for about a sixth of the parameters of ``lenet``: 9,350 to 52,202.

@@ -28,8 +28,8 @@ from staddle.algorithms.methods.fedaims.method import (
     supervision_sampling,
 )
 from staddle.algorithms.models.build import ModelOptions, build
+from staddle.algorithms.models.networks.resnet import Blocks
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.algorithms.models.resnet import Blocks
 from staddle.algorithms.training.loop import measure
 from staddle.algorithms.training.silo_round import facts_of, local_round, to_modules
 from staddle.errors import PeerError

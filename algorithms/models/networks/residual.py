@@ -18,7 +18,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 from torch import Tensor, nn
 
-from ...files.documents import Real, Strict
+from ....files.documents import Real, Strict
 
 Width: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Widths: TypeAlias = Annotated[tuple[Width, ...], Field(min_length=1, max_length=16)]

@@ -22,7 +22,7 @@ from functools import partial
 
 from torch import nn
 
-from .torchvision_import import torchvision
+from ..torchvision_import import torchvision
 
 GROUPS = 8
 WIDTH = 1280

@@ -14,7 +14,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from ...files.documents import Strict
+from ....files.documents import Strict
 from .residual import Few, Share, Width, Widths, dropped
 
 

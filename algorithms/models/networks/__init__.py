@@ -1,0 +1,1 @@
+"""The networks of the table, one family per module."""
