@@ -44,6 +44,7 @@ from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .exchange.delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
 from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
 from .leaks.taint import EXACT, PUBLIC
+from .numerics.frozen import running_statistics
 from .numerics.streams import Seed
 from .tasks.task import Task
 
@@ -449,13 +450,8 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
-    """Specs of a module's floating-point buffers, in definition order.
-
-    Batch norm's count of batches is none of them.
-    """
-    # A count of batches is an integer: its mean over silos would mean nothing.
-    buffers = module.named_buffers()
-    return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
+    """Specs of a module's running statistics, in definition order."""
+    return _specs(running_statistics(module))
 
 
 def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:

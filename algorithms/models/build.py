@@ -29,11 +29,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, closest, validate
 from ...files.packages import others_code
+from ..numerics.frozen import running_statistics
 from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
 from . import foreign
 from .class_names import names_fault
 from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
+from .lora import LoraOptions, adapt, adapters, check_called
 from .pretrained import StartValues, StartWeights, start_values
 from .registry import NETWORKS, Norm, Shape
 
@@ -86,6 +88,8 @@ class ModelOptions(Strict):
     """
     weights: StartWeights | None = None
     """A file whose values the model begins with."""
+    lora: LoraOptions | None = None
+    """Train low-rank adapters of the extractor in place of its parameters (lora.py)."""
 
     @pydantic.field_validator("name")
     @classmethod
@@ -171,6 +175,8 @@ class ModelOptions(Strict):
         # A signed job has no path, and a job file need not have a digest.
         if weights := written.pop("weights", None):
             written["weights"] = {key: value for key, value in weights.items() if value is not None}
+        if self.lora is None:
+            written.pop("lora", None)
         if network is not None and network.options is None:
             written.pop("options", None)
         elif "options" in written:
@@ -199,9 +205,7 @@ class ModelOptions(Strict):
                 f"model {self.name!r} with this input and {self.width} outputs has {size:,}"
                 f" parameters; lower input, classes or outputs, {LARGEST_MODEL:,} are the most"
             )
-        if self.buffers == "global" and not any(
-            b.is_floating_point() for m in modules for b in m.buffers()
-        ):
+        if self.buffers == "global" and not any(map(running_statistics, modules)):
             raise ValueError(
                 f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no'
                 " running statistics; leave buffers out, or choose a model and norm that do"
@@ -311,14 +315,14 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
     return {part: copied(module) for part, module in _sketched(options).items()}
 
 
-def _sketched(options: ModelOptions) -> dict[str, nn.Module]:
-    """The kept modules, which nobody may change."""
-    outside = wanted(options)
+def _sketched(options: ModelOptions, *, plain: bool = False) -> dict[str, nn.Module]:
+    """The kept modules, which nobody may change; ``plain``: without adapters."""
+    outside, lora = wanted(options), None if plain else options.lora
     if outside is not None:
-        return _checked(outside, torch.get_default_dtype())
+        return _checked(outside, lora, torch.get_default_dtype())
     asked = options.name, input_shape(options), options.width, options.norm
     further = tuple(sorted((options.options or {}).items()))
-    return _laid_out(*asked, further, torch.get_default_dtype())
+    return _laid_out(*asked, further, lora, torch.get_default_dtype())
 
 
 @lru_cache(maxsize=64)
@@ -328,6 +332,7 @@ def _laid_out(
     classes: int,
     norm: Norm,
     further: tuple[tuple[str, Option], ...],
+    lora: LoraOptions | None,
     _: torch.dtype,
 ) -> dict[str, nn.Module]:
     """A network's modules, kept: each silo of a simulation asks for them in each round.
@@ -339,13 +344,26 @@ def _laid_out(
     draws = any(isinstance(layer, _DropoutNd) for part in made.values() for layer in part.modules())
     for module in made.values():
         setattr(module, foreign.TRAITS, foreign.Traits(draws=draws))
+    if lora is not None:
+        adapt(made["extractor"], lora, name)
     return made
 
 
 @lru_cache(maxsize=16)
-def _checked(outside: Foreign, _: torch.dtype) -> dict[str, nn.Module]:
-    """Like ``_laid_out``, for a model from outside the table; ValueError where it does not fit."""
-    return foreign.check(outside)
+def _checked(
+    outside: Foreign, lora: LoraOptions | None, dtype: torch.dtype
+) -> dict[str, nn.Module]:
+    """Like ``_laid_out``, for a model from outside the table; LocalError where it does not fit."""
+    if lora is None:
+        return foreign.check(outside)
+    made = copy.deepcopy(_checked(outside, None, dtype))
+    adapt(made["extractor"], lora, outside.name)
+    # Only with values can its code run.
+    whole = foreign.split(foreign.construct(outside, 0), outside.name, outside.head)["extractor"]
+    adapt(whole, lora, outside.name)
+    with others_code(f"{outside.where} does not work with adapters", foreign.FIX):
+        check_called(whole, foreign.two_records(outside), outside.name)
+    return made
 
 
 def has_batch_norm(options: ModelOptions) -> bool:
@@ -406,8 +424,9 @@ def build(
     The same options and seed give the same bits everywhere; for a model from outside the table,
     everywhere where ``start_digest`` is the same. Values are float32.
     """
-    parts = sketch(options)
     outside = wanted(options)
+    copied = _twin if outside is None else copy.deepcopy
+    parts = {part: copied(own) for part, own in _sketched(options, plain=True).items()}
     on_meta = torch.get_default_device().type == "meta"
     if outside is None or on_meta:
         for part, module in parts.items():
@@ -419,6 +438,9 @@ def build(
         for part, module in made.items():
             setattr(module, foreign.TRAITS, foreign.traits_of(parts))
             initialise(module, seed, prefix + part, made=True)
+    if options.lora is not None:
+        adapt(made["extractor"], options.lora, options.name)
+        _begin_adapters(made["extractor"], seed, f"{prefix}extractor")
 
     # A prefix is of a model that is to differ from the job's.
     if not prefix and not on_meta:
@@ -524,6 +546,15 @@ def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False
                 f"model: {type(leaf).__name__} {name!r} holds tensors that no rule initialises;"
                 " put them into layers with reset_parameters"
             )
+
+
+@torch.no_grad()
+def _begin_adapters(extractor: nn.Module, seed: Seed, prefix: str) -> None:
+    """A is drawn as a linear layer's weight, and B is 0: the model begins as without adapters."""
+    for name, layer in adapters(extractor):
+        if torch.get_default_device().type != "meta":
+            _draw(layer.lora_a, seed, f"{prefix}.{name}.lora_a")
+            layer.lora_b.weight.zero_()
 
 
 def _draw(layer: Drawn, seed: Seed, path: str) -> None:

@@ -323,7 +323,7 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
     with packages.others_code(f"{wanted.where} does not work", FIX):
         parts = split(copy.deepcopy(whole), wanted.name, wanted.head)
         _check_tensors(wanted, parts)
-        x = torch.linspace(-1, 1, 2 * prod(wanted.shape)).reshape(2, *wanted.shape)
+        x = two_records(wanted)
         with torch.no_grad(), torch.device("cpu"):
             traits = _compared(wanted, whole, parts, x)
             del whole  # memory for the next
@@ -332,6 +332,11 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
         setattr(module, TRAITS, replace(traits, maps=maps, alone=True))
         module.to("meta")
     return parts
+
+
+def two_records(wanted: Foreign) -> Tensor:
+    """Two made-up records, to try a model with."""
+    return torch.linspace(-1, 1, 2 * prod(wanted.shape)).reshape(2, *wanted.shape)
 
 
 def _compared(

@@ -27,6 +27,8 @@ from ...files.documents import Strict, read_bytes
 from ...files.file_bounds import check_fits, check_regular, open_regular
 from ..exchange.parts import Tensors, all_finite, nbytes_of
 from ..method import Method
+from ..numerics.frozen import frozen_names
+from .lora import adapter_names
 
 HEADER_BYTES = 1 << 20  # bound on names and metadata next to the tensors
 LONGEST_HEADER = 4 << 20  # bytes of names and metadata in a job's file
@@ -151,8 +153,9 @@ def start_values(
     ``modules`` by part say which tensors these are; they may be on torch's device "meta". A tensor
     has the name that it has in the whole module's ``state_dict``, or the part's name before it, as
     in the files that Staddle writes; ``head`` are the submodules that became the classifier.
-    Running statistics may be missing, since they do not always cross. LocalError unless the file is
-    the signed job's and holds all parameters by name, dtype and shape, all finite.
+    Running statistics may be missing, since they do not always cross, and so may adapters.
+    LocalError unless the file is the signed job's and holds all other parameters by name, dtype and
+    shape, all finite.
     """
     tensors = chain.from_iterable(module.state_dict().values() for module in modules.values())
     most = 2 * nbytes_of(tensors) + SPARE_BYTES
@@ -171,8 +174,9 @@ def start_values(
         wanted = modules[part].state_dict()
         names = _names(path, part, wanted, tuple(head), held)
         present = {name: held[own] for name, own in names.items() if own in held}
-        parameters = dict(modules[part].named_parameters())
-        if missing := [names[name] for name in parameters if name not in present]:
+        parameters = dict(modules[part].named_parameters()).keys() - adapter_names(modules[part])
+        needed = parameters | frozen_names(modules[part])
+        if missing := [own for name, own in names.items() if name in needed - present.keys()]:
             raise LocalError(_lacking(path, part, missing, held, some=bool(present)))
         _check(path, part, present, wanted, names)
         values[part] = present

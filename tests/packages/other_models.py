@@ -248,3 +248,30 @@ def dotted(shape, outputs):
 
 
 NUMBER = 3
+
+
+class Attending(Extended):
+    """Rows of an image [B, 1, 8, 8] that attend to each other, by layers or by torch's own."""
+
+    def __init__(self, outputs, own=True):
+        super().__init__(outputs)
+        self.query, self.value = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+        self.own = own
+
+    def forward(self, x):
+        x = x.squeeze(1)
+        if self.own:
+            weights = (self.query(x) @ x.mT).softmax(-1)
+            x = self.norm(x + weights @ self.value(x))
+        else:
+            x = self.encoder(x)
+        return self.fc(x.flatten(1))
+
+
+def attending(shape, outputs, own=True):
+    model = Attending(outputs, own)
+    for name in ("encoder",) if own else ("query", "value", "norm"):
+        delattr(model, name)
+    return model
