@@ -87,7 +87,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("\n".join(["[staddle.models]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
     assert "lung-net" in foreign.names()
-    assert len(jobs) == 4
+    assert len(jobs) == 5
     # as torchvision publishes it: for 1,000 classes, and without the counts of batches
     whole = foreign.builder("torchvision:resnet18")((3, 224, 224), 1000).state_dict()
     published = {n: nn.Parameter(v) for n, v in whole.items() if "num_batches" not in n}
@@ -96,13 +96,20 @@ def test_the_examples_run(tmp_path, monkeypatch):
     exec(made, {})
     # another test may have one of that name
     monkeypatch.delitem(sys.modules, "lung", raising=False)
+    taken, sizes = [], []
     for text in jobs:
         job = make_job("fedper", model=tomllib.loads(text)["model"], folder=tmp_path)
         start = job.document().get("start")
         assert job.model.name == "mlp" or start["made_with"].keys() >= {"torch"}
         if job.model.weights is not None:
-            taken = job.start_values()
-    assert taken.unused == ("fc.bias", "fc.weight")
-    assert torch.equal(taken.parts["extractor"]["conv1.weight"], whole["conv1.weight"])
-    assert len(taken.drawn) == 20
+            taken.append(job.start_values())
+            (backbone,) = job.up(0)[:1]
+            sizes.append(sum(spec.elements for spec in backbone.tensors))
+    for one in taken:
+        assert one.unused == ("fc.bias", "fc.weight")
+        assert torch.equal(one.parts["extractor"]["conv1.weight"], whole["conv1.weight"])
+    # counts of batches, and an A and a B for each layer with an adapter
+    counts, adapted = (len(one.drawn) for one in taken)
+    assert (counts, adapted) == (20, 20 + 2 * 10)
+    assert sizes == [11_176_512, 113_667]
     del sys.modules["lung"]

@@ -47,16 +47,16 @@ class FedBN(Method):
         # Layers are named with their part, as ``flat_specs`` names tensors.
         layers = [layer for part in MODEL for layer in sketch[part].named_modules(prefix=part)]
         norms = {name for name, layer in layers if isinstance(layer, NORMS)}
-        if not norms:
-            raise LocalError(
-                "fedbn: the job's model has no norm layer that could stay at a silo, so it would"
-                ' be FedAvg; choose model.norm = "batch" or "group" with a model that has it, or'
-                " method fedavg"
-            )
         # A tensor's name before the last dot is that of its layer.
-        specs = tuple(
-            spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] not in norms
-        )
+        every = self.flat_specs(*MODEL)
+        specs = tuple(spec for spec in every if spec.name.rpartition(".")[0] not in norms)
+        # With ``model.lora`` norm layers stand still.
+        if specs == every:
+            raise LocalError(
+                "fedbn: the job's model trains no norm layer that could stay at a silo, so it would"
+                ' be FedAvg; choose model.norm = "batch" or "group" with a model that has it, leave'
+                " out model.lora, or choose method fedavg"
+            )
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean"), specs)
 
     def up(self, round_: int) -> tuple[Part, ...]:

@@ -117,7 +117,7 @@ class FedProto(Method):
         check_extractors(self.name, self.options.extractors, setting, width)
         # An extractor without parameters gives the records themselves, and their means would leave.
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
-        trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
+        trained = [next(parts["extractor"].parameters(), None) is not None for parts in models]
         if not all(trained):
             raise LocalError(
                 "fedproto uploads means of features; an extractor without parameters would make"

@@ -241,7 +241,7 @@ def _returns_value(name: str, result: Any) -> bool:
     """True if a call returns something other than tensors that may depend on values."""
     if name in DESCRIBES:
         return False
-    holds_tensors = any(True for _ in _tensors(result))
+    holds_tensors = next(_tensors(result), None) is not None
     return not holds_tensors and result is not None
 
 

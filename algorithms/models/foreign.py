@@ -297,7 +297,9 @@ def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Mod
 def _last(whole: nn.Module, most: int = 4) -> list[str]:
     """The last submodules that have parameters, in definition order."""
     own = [
-        name for name, layer in whole.named_modules() if name and any(True for _ in _held(layer))
+        name
+        for name, layer in whole.named_modules()
+        if name and next(_held(layer), None) is not None
     ]
     return own[-most:]
 

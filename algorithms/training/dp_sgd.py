@@ -270,7 +270,7 @@ def _hookable(modules: Modules, stage: Stage) -> bool:
         if getattr(layer, OWNERS, None):
             return False
         # Opacus has no per-sample gradients for the parameters of other types of layers.
-        owns = any(True for _ in layer.parameters(recurse=False))
+        owns = next(layer.parameters(recurse=False), None) is not None
         if owns and type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
             return False
     return True

@@ -113,7 +113,7 @@ def batch_coupled(modules: Modules) -> bool:
 
     That is so with batch norm: in training it uses the statistics of the batch.
     """
-    return any(True for _ in batch_norms(modules))
+    return next(batch_norms(modules), None) is not None
 
 
 def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:

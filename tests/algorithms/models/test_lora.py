@@ -21,7 +21,7 @@ from staddle.files.documents import validate
 MLP = {"name": "mlp", "classes": 3, "input": [1, 8, 8], "options": {"widths": [16, 12]}}
 ATTENDING = {"name": "attending", "classes": 3, "input": [1, 8, 8], "head": "fc"}
 LENET = {"name": "lenet5", "classes": 3, "input": [1, 16, 16], "norm": "group"}
-PRIVATE = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
+PRIVATE = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2", "histogram_sigma": "1"}
 
 
 def options(model, **lora):
@@ -114,6 +114,11 @@ def test_adapters_alone_train_and_cross_and_the_engines_agree(read, method):
         held = end.states[silo].parts["extractor"]
         for name, value in held.items():
             assert torch.equal(value, begun[name]) == ("lora" not in name), name
+
+
+def test_fedbn_has_no_norm_that_could_stay(read):
+    with refused("the job's model trains no norm layer"):
+        read("fedbn", {**ATTENDING, "lora": {}}).method()
 
 
 def test_a_private_job_trains_adapters(read):
