@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): the extractor stands still, and small matrices beside its layers train.
+"""Low-rank adapters (LoRA): the extractor stands still, small matrices next to its layers train.
 
 Hu et al. (2022, arXiv:2106.09685), Eq. 3: a linear layer W x + b becomes W x + b + (α/r) B A x with
 A [r, inputs] and B [outputs, r], where W and b do not move. A begins as drawn and B as 0, so the
