@@ -23,6 +23,7 @@ from .lazy import LazyRecords
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 TRUTHS = (torch.int64, torch.float32)  # dtypes of y
+MOST_TOKENS = 2**24  # whole numbers up to it are exact in float32
 FEWEST_RECORDS = 2  # one to train on, one to test on
 
 
@@ -203,8 +204,16 @@ def load_npz(path: Path) -> Dataset:
 
 
 def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
-    if not np.issubdtype(x.dtype, np.floating):
-        raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
+    # Pixels of 8 bits are no tokens.
+    if not (np.issubdtype(x.dtype, np.floating) or (x.dtype.kind in "iu" and x.itemsize > 1)):
+        raise LocalError(
+            f"{path}: x is {x.dtype}; store float32 (for images, divide by 255), or tokens as int32"
+        )
+    if x.dtype.kind in "iu" and np.abs(x).max(initial=0) > MOST_TOKENS:
+        raise LocalError(
+            f"{path}: x has whole numbers beyond {MOST_TOKENS:,}, which float32 does not hold;"
+            " number the tokens from 0"
+        )
     if y.dtype.kind not in "iuf":
         raise LocalError(
             f"{path}: y is {y.dtype}; store class numbers as int64, or other targets as float32"

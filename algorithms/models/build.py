@@ -36,6 +36,7 @@ from . import foreign
 from .class_names import names_fault
 from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
 from .lora import LoraOptions, adapt, adapters, check_called
+from .networks.text import TextTransformerOptions
 from .pretrained import StartValues, StartWeights, start_values
 from .registry import NETWORKS, Norm, Shape
 
@@ -294,6 +295,13 @@ def input_shape(options: ModelOptions) -> Shape:
         return options.input
     # Models of installed packages have no default: theirs is that of torchvision's classifiers.
     return NETWORKS[options.name].default_input if options.name in NETWORKS else DEFAULT_INPUT
+
+
+def vocabulary(options: ModelOptions) -> int | None:
+    """How many tokens a record's whole numbers can be; None for a model of the table without."""
+    known = NETWORKS[options.name].options if options.name in NETWORKS else None
+    # ``_of_network`` has written all options of such a network.
+    return (options.options or {}).get("tokens") if known is TextTransformerOptions else None  # type: ignore[return-value]
 
 
 def wanted(options: ModelOptions) -> Foreign | None:

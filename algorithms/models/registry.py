@@ -29,6 +29,7 @@ from .networks.residual import (
 )
 from .networks.resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
 from .networks.tabular import MlpOptions, TabResnetOptions, mlp, tab_resnet
+from .networks.text import TextTransformerOptions, text_transformer
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
 # One record: channels, height, width; of a series channels, length; of a volume also the depth.
@@ -96,6 +97,11 @@ def volume(shape: Shape) -> str:
     if len(shape) == 4:
         return ""
     return f"takes records [channels, depth, height, width], not {list(shape)}"
+
+
+def text(shape: Shape) -> str:
+    """Why a record is no row of tokens."""
+    return "" if len(shape) == 1 else f"takes texts [length], not {list(shape)}"
 
 
 def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
@@ -177,4 +183,7 @@ NETWORKS: dict[str, Network] = {
     "tab-resnet": Network((1, 1, 150), any_shape, tab_resnet, options=TabResnetOptions),
     "series-resnet": Network((12, 1000), series, series_resnet, options=SeriesResnetOptions),
     "volume-resnet": Network((1, 32, 32, 32), volume, volume_resnet, options=VolumeResnetOptions),
+    "text-transformer": Network(
+        (128,), text, text_transformer, ("group",), options=TextTransformerOptions
+    ),
 }

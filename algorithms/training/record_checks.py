@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ...errors import LocalError
 from ..data.dataset import Dataset
@@ -18,7 +19,7 @@ from ..data.lazy import LazyRecords
 from ..exchange.parts import all_finite
 from ..job.class_census import shown_rows
 from ..job.job import Job
-from ..models.build import input_shape
+from ..models.build import input_shape, vocabulary
 from ..models.class_names import names_differ, names_fault
 from ..tasks.registry import guard
 from ..tasks.task import histogram, labels_fault
@@ -66,6 +67,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # The answer leaves: in a private job it must not depend on any record, and elsewhere not on a
     # single one, or an operator could find it by the ranges of several jobs.
     if job.privacy is None:
+        _refuse(where, [tokens_fault(x, vocabulary(job.model))])
         if job.features:
             _refuse(where, out_of_range(job.features, records.held, LARGEST_MISS))
         with guard(job.task):
@@ -84,6 +86,22 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         raise LocalError(
             f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own"
         )
+
+
+def tokens_fault(x: Tensor | LazyRecords, vocabulary: int | None) -> str:
+    """Why numbers are not tokens of such a vocabulary; empty where they are, or need not be.
+
+    A few may be none: the network takes them for the nearest token.
+    """
+    if vocabulary is None or not isinstance(x, Tensor):
+        return ""
+    odd = (x != x.round()) | (x < 0) | (x >= vocabulary)
+    if odd.float().mean() <= LARGEST_MISS:
+        return ""
+    return (
+        f"{odd.float().mean():.0%} of the numbers are no tokens from 0 to {vocabulary - 1}; raise"
+        " model.options.tokens, or number the tokens so"
+    )
 
 
 def _refuse(where: str, faults: Sequence[str]) -> None:

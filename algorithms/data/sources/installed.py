@@ -25,11 +25,12 @@ from ....files import packages
 from ....files.documents import canonical_json
 from ....files.packages import others_code
 from ...exchange.parts import nbytes_of
-from ..dataset import Dataset, check_some
+from ..dataset import MOST_TOKENS, Dataset, check_some
 from ..lazy import LazyRecords, Reader
 from ..options import OneByOne
 
 FIX = "correct the data set, or data.options"
+TOKENS = (torch.int16, torch.int32, torch.int64)  # dtypes of whole numbers
 TEXTS = ("class_names", "ids", "sources", "groups")
 
 Option = bool | int | float | str
@@ -168,8 +169,14 @@ def _record(record: Any, where: str, number: int) -> Pair:
             truth = _truth(y)
         case _:
             raise LocalError(f"{where}: record {number} is no pair of a tensor and a target; {FIX}")
+    # Tokens are kept as float32, which holds them exactly.
+    if x.dtype in TOKENS and bool((x.abs() <= MOST_TOKENS).all()):
+        x = x.float()
     if x.dtype != torch.float32:
-        raise LocalError(f"{where}: record {number} is {x.dtype}; give float32")
+        raise LocalError(
+            f"{where}: record {number} is {x.dtype}; give float32, or tokens up to {MOST_TOKENS:,}"
+            " as int64"
+        )
     return x, truth
 
 

@@ -49,11 +49,21 @@ def test_other_targets_than_classes_are_loaded_as_they_are(tmp_path, y, dtype):
     assert (train.y.shape[1:], len(train) + len(test)) == (y.shape[1:], 4)
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.int64])
+def test_tokens_are_kept_as_they_are(tmp_path, dtype):
+    tokens = np.array([[1, 2, 0], [2**14, 3, 7], [0, 0, 0], [9, 9, 9]], dtype)
+    data = load_npz(written(tmp_path, x=tokens, y=Y))
+    assert (data.x.dtype, data.x.tolist()) == (torch.float32, tokens.tolist())
+
+
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
         ({"x": X}, "has no array 'y'"),
-        ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32"),
+        ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32 .* tokens as int32"),
+        ({"x": X.astype(bool), "y": Y}, "x is bool; store float32"),
+        ({"x": np.full(X.shape, 2**24 + 1, np.int32), "y": Y}, "whole numbers beyond 16,777,216"),
+        ({"x": np.full(X.shape, -(2**24) - 1), "y": Y}, "whole numbers beyond 16,777,216"),
         ({"x": X, "y": Y.astype(bool)}, "y is bool; store class numbers as int64, or oth"),
         ({"x": X, "y": Y.astype(complex)}, "y is complex128; store class numbers"),
         ({"x": X, "y": Y.astype(str)}, "y is <U21; store class numbers"),

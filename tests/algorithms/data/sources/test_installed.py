@@ -48,6 +48,15 @@ def test_what_is_no_data_set_is_told(name, why):
         table(name).read()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_tokens_may_be_whole_numbers(lazy):
+    x = table("tokens", lazy=lazy).read().x
+    x = x.whole() if lazy else x
+    assert (x.dtype, x[8].tolist()) == (torch.float32, [1.0, 300.0, 0.0])
+    with refused(r"record 0 is torch\.int64; give float32, or tokens up to 16,777,216 as int64"):
+        table("tokens", options={"most": 2**24 + 1}).read()
+
+
 @pytest.mark.parametrize("name", ["waves", "listed"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lazy_records_and_their_targets(name, workers):
