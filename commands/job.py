@@ -9,6 +9,7 @@ import typer
 
 from ..algorithms.job.job import Job
 from ..algorithms.leaks.traps import parallel_rows
+from ..algorithms.models.lora import computed
 from ..algorithms.models.pretrained import StartValues, listed
 from ..errors import LocalError
 from ..files.documents import canonical_json, write_atomic
@@ -101,16 +102,17 @@ def sign(
     plan = JobPlan(job)
     # The signer reads the same sentences as the silos (``policy check``).
     facts = (seen(job), together(job), unbounded(plan), revealed_by_likeness(plan), noise(job))
-    printer.show(*filter(None, (*facts, starts_from(job), *_left_over(start))))
+    printer.show(*filter(None, (*facts, starts_from(job), *_left_over(start, job))))
     if job.weights_file is not None:
         printer.show(f"submit the job with --weights {job.weights_file}")
 
 
-def _left_over(start: StartValues) -> Iterator[str]:
+def _left_over(start: StartValues, job: Job) -> Iterator[str]:
     """What the file of weights and the model do not share."""
     if start.drawn:
         yield f"the file lacks {listed(start.drawn)}, which begin as in a new model"
-    for name, value in chain.from_iterable(own.items() for own in start.parts.values()):
+    parts = (computed(own, job.model.lora) for own in start.parts.values())
+    for name, value in chain.from_iterable(own.items() for own in parts):
         if (count := parallel_rows(value)) > MAX_PARALLEL:
             yield (
                 f"{count} rows of {name!r} are multiples of others, as in a model that is made to"

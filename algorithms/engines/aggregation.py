@@ -347,7 +347,7 @@ def _present(part: Part, row: Row, archive: Shelf) -> dict[str, float]:
     """The weights of the silos that have a version; none where none of these is positive."""
     # The exchange normalises the weights of those that are left.
     present = {silo: weight for silo, weight in row.weights.items() if archive.has(part.name, silo)}
-    return present if max(present.values(), default=0) > 0 else {}
+    return present if any(weight > 0 for weight in present.values()) else {}
 
 
 def _posted(

@@ -71,6 +71,7 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         # An empty graph keeps the pool: a pool ends with its last graph, and cannot begin again.
         self._anchor = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
         with (
             warnings.catch_warnings(action="ignore", category=UserWarning),
             self._recording(self._anchor),
@@ -111,23 +112,36 @@ class Graphs:
         return graph.replay
 
     def parallel(self, runs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run on streams that branch off the current one, in turn, and join it again.
+        """Run on a few streams that branch off the current one, in turn, and join it again.
 
-        A graph that is recorded meanwhile has as many branches.
+        A graph that is recorded meanwhile has a branch per stream.
         """
-        current, results = torch.cuda.current_stream(self._device), list[T]()
+        current = torch.cuda.current_stream(self._device)
         streams = self._beside[: len(runs)]
         for stream in streams:
             stream.wait_stream(current)
-        for run, stream in zip(runs, cycle(streams), strict=False):
-            with torch.cuda.stream(stream):
-                results.append(run())
+        try:
+            results: list[T] = []
+            for run, stream in zip(runs, cycle(streams), strict=False):
+                with torch.cuda.stream(stream):
+                    results.append(run())
+        except BaseException:
+            # Memory is given back now, which the streams may still read. An invalid recording
+            # cannot be joined; the error that made it so is the one to tell.
+            with suppress(RuntimeError):
+                self._join(current, streams)
+            raise
+        self._join(current, streams)
+        return results
+
+    def _join(self, current: torch.cuda.Stream, streams: Sequence[torch.cuda.Stream]) -> None:
         for stream in streams:
             current.wait_stream(stream)
-        return results
 
     def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """The graph of a run; None where memory ran out."""
+        # As torch.cuda.graph does it; and what failed before is not the recording's fault.
+        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
             with self._recording(graph):
@@ -147,7 +161,6 @@ class Graphs:
         """Record on the stream, as ``torch.cuda.graph`` does."""
         # torch.cuda.graph also frees all cached memory, which is too slow for each stage. Garbage
         # is not collected meanwhile: a graph among it would end in the middle of this one.
-        torch.cuda.synchronize(self._device)
         collects = gc.isenabled()
         gc.disable()
         try:

@@ -41,7 +41,7 @@ from .cuda_graphs import AsItIs, Recorder
 from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
-from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
+from .vmap_evaluation import chunk, evaluate, measure, over_one_silo, saved_bytes
 from .vmap_training import Bench, Silos, check_odd, rows_of, train
 
 # Copies of a silo's values that a step has at a time: two at places that stay, momentum, gradients,
@@ -134,7 +134,7 @@ class Stacked:
         before: dict[str, Tally] = {}
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
-            # They stay on the device for training: those of one group, so that they fit.
+            # They stay on the device until the round ends: those of one group, so that they fit.
             there = group, silos
             before |= self._counts(group, silos, "test")
             if method.measures:
@@ -364,10 +364,13 @@ class Stacked:
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
             prepare(own, self._convolutions, self.device)
-            record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
-            value_bytes = nbytes_of(kept)
+            shape = input_shape(self._job.model)
+            record, value_bytes = saved_bytes(self._method.predict, whole, shape), nbytes_of(kept)
             looked = chunk(whole, self._resident.x.shape)
             parallel = in_parallel(self._convolutions, self.device, record)
+            # Unfolded convolutions keep more, and are unfolded where silos are computed at once.
+            if not parallel:
+                record = saved_bytes(over_one_silo(self._method.predict), whole, shape)
             self._known[key] = _Template(key, modules, value_bytes, record, looked, parallel)
         self._templates[silo] = self._known[key]
         return self._templates[silo]
@@ -386,6 +389,12 @@ class Stacked:
             ) from error
         # A RuntimeError as well.
         except torch.AcceleratorError as error:
+            # The device found a mistake of the code, such as an index beyond a tensor.
+            if "device-side assert" in str(error):
+                raise LocalError(
+                    f"method {self._method.name!r}, or the model, failed on the GPU: {error};"
+                    " simulate it with --device cpu to see where"
+                ) from error
             raise LocalError(
                 f"{self._resident.x.device} or its driver failed: {error}; start the same run"
                 " again, and it resumes after the last round that was saved"

@@ -1,17 +1,20 @@
 """Evaluates and measures many silos' models at once, and estimates the memory that they take."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..course import Measurement, Parts
+from ..exchange.parts import Tensors
 from ..method import Method
+from ..models.functional import mapped
+from ..numerics.devices import exact
 from ..tasks.counting import Counting, Marks, Tally, gathered
 from ..training.loop import Modules, evaluation_chunk
 from .stacked_layers import over_silos
@@ -129,7 +132,7 @@ def _silos(batch: Batch, count: int) -> list[int]:
 
 
 def saved_bytes(
-    predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]
+    predict: Callable[[Any, Tensor], Tensor], modules: Modules, shape: Sequence[int]
 ) -> int:
     """About how many bytes a backward pass keeps of one record's forward pass.
 
@@ -154,6 +157,23 @@ def saved_bytes(
         predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
     # Half, since the pass was of two records.
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
+
+
+def over_one_silo(
+    predict: Callable[[Parts, Tensor], Tensor],
+) -> Callable[[Mapping[str, nn.Module], Tensor], Tensor]:
+    """The prediction as it is computed for many silos at once, of one silo."""
+
+    def run(modules: Mapping[str, nn.Module], x: Tensor) -> Tensor:
+        values: dict[str, Tensors] = {}
+        for part, module in modules.items():
+            values[part] = dict(module.named_parameters()) | dict(module.named_buffers())
+        found = over_silos(lambda values, x: predict(parts_of(modules, values), x))
+        # In which form a convolution is computed depends on the precision.
+        with exact():
+            return found(mapped(values, lambda tensor: tensor[None]), x[None])[0]
+
+    return run
 
 
 def _address(tensor: Tensor) -> int:

@@ -2,7 +2,8 @@
 
 The modules are of one architecture, the stages of one course (grouping.py). Silos do not meet: a
 silo's loss depends on its own values alone, so the gradient of the sum of all mean losses holds the
-gradient of each silo, and one backward pass computes all of them. In a step in which a silo has no
+gradient of each silo, and one backward pass computes all of them. Large networks have a pass for
+each silo instead, in parallel (convolutions.in_parallel). In a step in which a silo has no
 batch, its parameters, momentum and buffers stand still. So each silo ends with what
 ``training.loop`` computes for it, up to the last bits of floating-point sums.
 

@@ -104,7 +104,7 @@ class PlainExchange:
     ) -> dict[str, dict[str, Tensor]]:
         """``mix`` for each recipient, with the same bits."""
         # On a CPU the sums take the time, and on a GPU the calls.
-        if self._device == CPU:
+        if self._device == CPU or not part.tensors:
             return {silo: self.mix(part, silo, weights, read) for silo, weights in rows.items()}
         shares = list(map(_shares, rows.values()))
         order = sorted(set().union(*shares))
@@ -231,10 +231,11 @@ def _weighted_together(
     # Tensor by tensor, or row by row on a GPU, the calls would take most of the time.
     dtype, elements = DTYPES[specs[0].dtype], elements_of(specs)
     contribution = torch.empty(elements, dtype=dtype, device=device)
-    values = torch.empty(elements, dtype=torch.float64, device=device)
-    for lot in torch.split(shares.to(device), max(1, GPU_BLOCK // elements)):
+    values = torch.empty(1, elements, dtype=torch.float64, device=device)
+    for lot in torch.split(shares.to(device), max(1, GPU_BLOCK // max(1, elements))):
         total = torch.zeros(len(lot), elements, dtype=torch.float64, device=device)
-        term = torch.empty_like(total)
+        # Of one row the versions themselves are multiplied: a CPU's cache holds no more.
+        term = values if len(lot) == 1 else torch.empty_like(total)
         # Silo by silo in the given order, since sums of floats depend on it.
         for share, silo in zip(lot.T, silos, strict=True):
             flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]

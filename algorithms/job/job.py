@@ -527,6 +527,13 @@ class Job:
 
     def _check_loaded_parts(self, method: Method) -> None:
         """LocalError where weights are of no use, or their sums would reveal single silos."""
+        # Networks that silos have for themselves are none of [model].
+        apart = bool(getattr(self.method_options, "extractors", ()))
+        if self.model.lora is not None and apart:
+            raise LocalError(
+                f"model.lora with method.options.extractors of {self.method_name!r}: silos have"
+                " networks of their own, which train as a whole; leave out one of the two"
+            )
         if self.model.weights is None:
             return
         if self.security.required and self.privacy is None and self.security.dropouts == "any":
@@ -535,7 +542,7 @@ class Job:
                 " over changing silos reveal what single silos contributed; leave out dropouts, or"
                 " add [privacy]"
             )
-        if getattr(self.method_options, "extractors", ()):
+        if apart:
             raise LocalError(
                 f"model.weights with method.options.extractors of {self.method_name!r}: silos have"
                 " networks of their own, which the file does not fit; leave out one of the two"

@@ -15,7 +15,7 @@ and traps of other shapes are known; what bounds them all is differential privac
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf, isfinite, sqrt
@@ -83,11 +83,13 @@ class Caution:
         fresh: Parts,
         parts: frozenset[str],
         round_: int,
+        computed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
     ) -> None:
         """TrapError if ``fresh``, which a delivery makes of ``held``, may be made to leak.
 
         The delivery replaces ``parts`` in round ``round_``. A part that the silo never trained has
-        no steps to measure by, and passes.
+        no steps to measure by, and passes. ``computed`` makes of a part's values those that its
+        layers compute with (lora.py).
         """
         # The bound grows with the rounds since the silo's last: the others trained on meanwhile,
         # and a model that is led astray slowly moves as far in as many rounds.
@@ -98,7 +100,7 @@ class Caution:
             longest = steps.longest
         # Only parts that came down can have been replaced.
         for part in sorted(parts & held.keys() & fresh.keys()):
-            self.check_rows(part, held[part], fresh[part])
+            self.check_rows(part, computed(held[part]), computed(fresh[part]))
             moved = _distance(held[part], fresh[part])
             self._check_step(part, moved, longest.get(part, 0.0), rounds)
 

@@ -35,7 +35,7 @@ from ..numerics.torch_draws import drawing
 from . import foreign
 from .class_names import names_fault
 from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
-from .lora import LoraOptions, adapt, adapters, check_called
+from .lora import LoraOptions, adapt, adapters, check_adapters
 from .networks.text import TextTransformerOptions
 from .pretrained import StartValues, StartWeights, start_values
 from .registry import NETWORKS, Norm, Shape
@@ -367,10 +367,9 @@ def _checked(
     made = copy.deepcopy(_checked(outside, None, dtype))
     adapt(made["extractor"], lora, outside.name)
     # Only with values can its code run.
-    whole = foreign.split(foreign.construct(outside, 0), outside.name, outside.head)["extractor"]
-    adapt(whole, lora, outside.name)
-    with others_code(f"{outside.where} does not work with adapters", foreign.FIX):
-        check_called(whole, foreign.two_records(outside), outside.name)
+    plain = foreign.split(foreign.construct(outside, 0), outside.name, outside.head)["extractor"]
+    with others_code(f"{outside.where} does not work with adapters", "leave model.lora out"):
+        check_adapters(plain, lora, foreign.two_records(outside), outside.name)
     return made
 
 
@@ -558,11 +557,10 @@ def initialise(module: nn.Module, seed: Seed, prefix: str, *, made: bool = False
 
 @torch.no_grad()
 def _begin_adapters(extractor: nn.Module, seed: Seed, prefix: str) -> None:
-    """A is drawn as a linear layer's weight, and B is 0: the model begins as without adapters."""
+    """A is drawn as a layer's weight, and B stays 0: the model begins as without adapters."""
     for name, layer in adapters(extractor):
-        if torch.get_default_device().type != "meta":
+        if layer.lora_a.weight.device.type != "meta":
             _draw(layer.lora_a, seed, f"{prefix}.{name}.lora_a")
-            layer.lora_b.weight.zero_()
 
 
 def _draw(layer: Drawn, seed: Seed, path: str) -> None:

@@ -10,9 +10,12 @@ What does not move becomes buffers under the names that it had. So it is in a si
 files of weights and in results, and it never crosses.
 """
 
+import copy
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, cast
 
 import torch
 from pydantic import Field
@@ -22,6 +25,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..numerics.frozen import FROZEN
+from ..numerics.streams import stream
+from ..numerics.torch_draws import drawing
 
 MATRICES = ("lora_a", "lora_b")  # of an adapter
 MOST_SHOWN = 8  # layers, in an error
@@ -35,12 +40,18 @@ class LoraOptions(Strict):
     targets: Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=64)] = ("*",)
     """Patterns of the names of the extractor's layers, such as "encoder.*.query".
 
-    Linear and convolutional layers get an adapter.
+    Linear and convolutional layers get an adapter, where it is smaller than they are; those with
+    groups get none.
     """
     rank: Annotated[int, Field(strict=True, ge=1, le=4096)] = 8
-    """r, at most the layer's own number of inputs and outputs."""
+    """r, rows of A and columns of B."""
     alpha: Annotated[int, Field(strict=True, ge=1, le=65536)] = 16
     """α: what an adapter adds is multiplied by alpha / rank."""
+
+    @property
+    def scale(self) -> float:
+        """α/r."""
+        return self.alpha / self.rank
 
 
 class _Adapted(nn.Module):
@@ -48,12 +59,12 @@ class _Adapted(nn.Module):
 
     lora_a: Any  # of the layer's own type
     lora_b: Any
-    scale: float
+    lora_scale: float  # α/r
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 torch's name for it
         """The layer's output, and (α/r) B A x."""
         own: Tensor = super().forward(input)
-        added: Tensor = self.lora_b(self.lora_a(input)) * self.scale
+        added: Tensor = self.lora_b(self.lora_a(input)) * self.lora_scale
         return own + added
 
 
@@ -78,25 +89,35 @@ ADAPTED: Mapping[type[nn.Module], type[_Adapted]] = {
 
 
 def adapt(extractor: nn.Module, options: LoraOptions, model: str) -> None:
-    """Let the module's parameters stand still, and give its layers adapters, without values yet.
+    """Let the module's parameters stand still, and give its layers adapters, with values of 0.
 
-    The module is changed in place; LocalError where a pattern names no such layer.
+    The module is changed in place; LocalError where a pattern names no layer that can have one.
     """
-    # Layers of a derived type may not be called: their parent reads their weights.
-    layers = {name: own for name, own in extractor.named_modules() if type(own) in ADAPTED}
+    layers = {name: own for name, own in extractor.named_modules() if _adaptable(own, options.rank)}
     chosen: set[str] = set()
     for pattern in options.targets:
-        if not (found := fnmatch.filter(layers, pattern)):
+        if not (found := set(filter(re.compile(fnmatch.translate(pattern)).match, layers))):
             shown = ", ".join([*layers][:MOST_SHOWN]) or "none"
             raise LocalError(
                 f"model.lora.targets: {pattern!r} names no linear or convolutional layer of the"
-                f" extractor of {model!r}; it has {shown}"
+                f" extractor of {model!r} that is larger than an adapter of rank {options.rank}; it"
+                f" has {shown}"
             )
-        chosen.update(found)
+        chosen |= found
     for layer in extractor.modules():
         _freeze(layer)
     for name in chosen:
         _add_adapter(layers[name], options)
+
+
+def _adaptable(layer: Any, rank: int) -> bool:
+    """True if an adapter of the layer is one, and smaller than the layer."""
+    # Layers of a derived type may not be called: their parent reads their weights.
+    taken = any(map(partial(hasattr, layer), (*MATRICES, "lora_scale")))
+    if type(layer) not in ADAPTED or getattr(layer, "groups", 1) > 1 or taken:
+        return False
+    outputs, inputs = len(layer.weight), layer.weight[0].numel()
+    return bool(rank * (outputs + inputs) < outputs * inputs)
 
 
 def _freeze(layer: nn.Module) -> None:
@@ -108,22 +129,38 @@ def _freeze(layer: nn.Module) -> None:
 
 
 def _add_adapter(layer: Any, options: LoraOptions) -> None:
-    kind, weight = type(layer), layer.weight
-    # More would add nothing to what the adapter can be.
-    rank = min(options.rank, len(weight), weight[0].numel())
-    with torch.device(weight.device):
+    kind, weight, rank = type(layer), layer.weight, options.rank
+    # On "meta" construction draws nothing from torch's generator, which others may be using.
+    with torch.device("meta"):
         if kind is nn.Linear:
             layer.lora_a = nn.Linear(layer.in_features, rank, bias=False)
             layer.lora_b = nn.Linear(rank, layer.out_features, bias=False)
         else:
-            # A has the layer's own kernel, and B one place, as in Hugging Face's PEFT. Both see all
-            # channels, whatever the layer's groups.
+            # A has the layer's own kernel, and B one place, as in Hugging Face's PEFT.
             kernel = layer.kernel_size, layer.stride, layer.padding, layer.dilation
             mode = layer.padding_mode
             layer.lora_a = kind(layer.in_channels, rank, *kernel, bias=False, padding_mode=mode)
             layer.lora_b = kind(rank, layer.out_channels, 1, bias=False)
+    for matrix in (layer.lora_a, layer.lora_b):
+        matrix._apply(lambda own: torch.zeros(own.shape, dtype=own.dtype, device=weight.device))  # noqa: SLF001 as in build.fill
     layer.__class__ = ADAPTED[kind]
-    layer.scale = options.alpha / options.rank
+    layer.lora_scale = options.scale
+
+
+def computed(tensors: Mapping[str, Tensor], options: LoraOptions | None) -> dict[str, Tensor]:
+    """A part's values, in which layers have the weights that they compute with, W + (α/r) B A.
+
+    What has no adapter stays, and so does a value without the others of its layer.
+    """
+    found = dict(tensors)
+    for name in tensors if options else ():
+        layer = name.removesuffix("lora_a.weight")
+        weight, b = f"{layer}weight", f"{layer}lora_b.weight"
+        if layer == name or not {weight, b} <= found.keys():
+            continue
+        added = torch.einsum("or,r...->o...", found.pop(b).flatten(1), found.pop(name))
+        found[weight] = found[weight] + cast(LoraOptions, options).scale * added
+    return found
 
 
 def adapters(module: nn.Module) -> Iterator[tuple[str, _Adapted]]:
@@ -138,22 +175,39 @@ def adapter_names(module: nn.Module) -> set[str]:
     return {f"{name}.{own}.weight" for name, _ in adapters(module) for own in ("lora_a", "lora_b")}
 
 
-@torch.no_grad()
-def check_called(extractor: nn.Module, x: Tensor, model: str) -> None:
-    """LocalError unless the module calls each layer with an adapter, in evaluation and in training.
+def check_adapters(plain: nn.Module, options: LoraOptions, x: Tensor, model: str) -> None:
+    """LocalError unless the module computes with adapters what it did, and each of them counts.
 
-    Some layers of torch read the weights of those within them, and so would pass by the adapters.
+    Some layers of torch read the weights of those within them, and pass by their adapters. ``x``
+    are two records; ``plain`` is the module without adapters.
     """
+    adapted = copy.deepcopy(plain)
+    adapt(adapted, options, model)
     for training in (False, True):
+        plain.train(training)
+        adapted.train(training)
         called: set[nn.Module] = set()
-        extractor.train(training)
-        # For all modules at once: layers with hooks of their own would call those within them.
-        with register_module_forward_hook(lambda layer, *_, called=called: called.add(layer)):
-            extractor(x)
-        if passed := sorted(name for name, layer in adapters(extractor) if layer not in called):
-            mode = {True: "in training", False: "in evaluation"}[training]
+        with torch.no_grad():
+            expected = _drawn_alike(plain, x)
+            # For all modules at once: with hooks of its own torch would call a layer that it else
+            # passes by.
+            with register_module_forward_hook(lambda own, *_, called=called: called.add(own)):
+                found = _drawn_alike(adapted, x)
+        if passed := sorted(name for name, own in adapters(adapted) if own.lora_a not in called):
             raise LocalError(
-                f"model.lora: {model!r} reads the weights of layer {passed[0]!r} without calling it"
-                f" {mode}, so an adapter would do nothing; leave it out of targets, or have the"
-                " model's code call its layers"
+                f"model.lora: {model!r} reads the weights of layer {passed[0]!r} without calling"
+                " it, as nn.TransformerEncoderLayer does, so an adapter would do nothing; name"
+                " other layers in model.lora.targets"
             )
+        # Near, since torch takes other ways through some layers whose parameters stand still.
+        if not torch.allclose(expected, found, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise LocalError(
+                f"model.lora: the code of {model!r} computes something else once its parameters"
+                " are buffers, or its layers have adapters; leave model.lora out"
+            )
+
+
+def _drawn_alike(module: nn.Module, x: Tensor) -> Tensor:
+    with drawing(stream(0, "", 0, "check")):
+        found: Tensor = module(x)
+    return found

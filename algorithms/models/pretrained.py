@@ -300,6 +300,9 @@ def load_weights(
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
     # Buffers are needed as well, such as running statistics.
     wanted = module.state_dict()
+    # The file may be of the model without adapters: these begin as drawn.
+    drawn = {name: wanted[name] for name in adapter_names(module) - tensors.keys()}
+    tensors = {**drawn, **tensors}
     if set(tensors) != set(wanted):
         missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
         raise LocalError(f"{path}: is for another {part}: lacks {missing}, has {extra} too many")

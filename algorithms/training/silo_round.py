@@ -8,6 +8,7 @@ what it does otherwise at each place is private_round.py's.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
 from ..method import Method
 from ..models.build import wanted
 from ..models.functional import mapped
+from ..models.lora import computed
 from ..numerics.devices import CPU, exact, in_memory
+from ..numerics.frozen import frozen_names
 from ..numerics.streams import stream
 from ..tasks.counting import Tally
 from ..tasks.task import histogram
@@ -129,7 +132,8 @@ def local_round(
     # A model that is made to leak copies records into the first step, so it is checked before that
     # (SECURITY.md rule 38).
     if caution is not None:
-        caution.check(held.steps, held.parts, began, replaced(delivered), round_)
+        layers = partial(computed, options=job.model.lora)
+        caution.check(held.steps, held.parts, began, replaced(delivered), round_, layers)
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
@@ -488,11 +492,15 @@ def to_modules(
 
 
 def _buffers(modules: Modules) -> dict[str, Tensor]:
-    """Copies of all running statistics, by part and name, as they are before a stage."""
+    """Copies of all running statistics, by part and name, as they are before a stage.
+
+    Buffers that stand still are not copied.
+    """
     copies: dict[str, Tensor] = {}
     for part, module in modules.items():
+        still = frozen_names(module)
         for name, buffer in module.named_buffers():
-            copies[f"{part}.{name}"] = buffer.clone()
+            copies[f"{part}.{name}"] = buffer if name in still else buffer.clone()
     return copies
 
 

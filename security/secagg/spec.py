@@ -21,6 +21,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -119,7 +120,7 @@ class RoundSpec(Strict):
         public = [group for group in self.groups if group.weights == "public"]
         # Rows have counts of their own. The shared list is needed only if some group with public
         # weights has none.
-        wanted = 0 if all(group.counts for group in public) else len(self.cohort)
+        wanted = 0 if all(map(attrgetter("counts"), public)) else len(self.cohort)
         if len(self.counts) != wanted:
             raise ValueError(f"{len(self.counts)} counts for public weights, not {wanted}")
         lengths = {group.name: len(group.counts) for group in self.groups}
@@ -230,7 +231,7 @@ class Terms:
         with rows for one silo is summed once, for they are weighted unevenly within a batch. So is
         a round with comparisons: each is one more answer to whoever chose its own vector.
         """
-        once = spec.compared is not None or any(group.counts for group in spec.groups)
+        once = spec.compared is not None or any(map(attrgetter("counts"), spec.groups))
         return bool(self.batches) and not once
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...algorithms.job.job import Job
 from ...algorithms.leaks.traps import Caution
+from ...algorithms.models.lora import computed
 from ...algorithms.models.pretrained import StartWeights
 from ...errors import RefusedError
 from ...files.documents import parse_json, read_bytes
@@ -61,7 +62,8 @@ def check_start(job: Job, policy: Policy, coordinator: str) -> None:
         raise WeightsNeededError(coordinator, job, weights, path)
     caution = Caution.of(None, policy.file.limits.max_parallel)
     for part, tensors in job.start_values().parts.items():
-        caution.check_rows(part, {}, tensors, "the job's file of weights")
+        layers = computed(tensors, job.model.lora)
+        caution.check_rows(part, {}, layers, "the job's file of weights")
 
 
 @dataclass(frozen=True)

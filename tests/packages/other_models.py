@@ -275,3 +275,36 @@ def attending(shape, outputs, own=True):
     for name in ("encoder",) if own else ("query", "value", "norm"):
         delattr(model, name)
     return model
+
+
+class Peeking(Extended):
+    """Computes by whether its layer trains, or by its parameters."""
+
+    def __init__(self, outputs, how):
+        super().__init__(outputs)
+        self.one, self.how = nn.Linear(64, 64), how
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.how == "grad":
+            return self.fc(self.one(x) if self.one.weight.requires_grad else x)
+        return self.fc(self.one(x) / (1 + sum(p.square().sum() for p in self.one.parameters())))
+
+
+def peeking(shape, outputs, how="grad"):
+    return Peeking(outputs, how)
+
+
+def replaced(shape, outputs):
+    """A layer whose call was replaced, so that an adapter of it would do nothing."""
+    model = Extended(outputs, nn.Linear(64, 64))
+    layer = model.before
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight, layer.bias)
+    return model
+
+
+def own_names(shape, outputs):
+    """A linear layer that has a name of an adapter."""
+    layer = nn.Linear(64, 64)
+    layer.lora_scale = nn.Parameter(torch.ones(()))
+    return Extended(outputs, layer)

@@ -54,13 +54,13 @@ def text_transformer(
     dropout: float = 0.0,
 ) -> dict[str, nn.Module]:
     """An encoder of texts [B, length], with ``width`` features, and a linear classifier."""
-    extractor = Encoder(tokens, shape[0], width, dropout)
+    extractor = TextEncoder(tokens, shape[0], width, dropout)
     for number in range(1, blocks + 1):
-        extractor.blocks.add_module(f"{number}", Block(width, heads, hidden, dropout))
+        extractor.blocks.add_module(f"{number}", TextBlock(width, heads, hidden, dropout))
     return {"extractor": extractor, "classifier": nn.Linear(width, classes)}
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
     """Tokens [B, length], kept as float32, to features [B, width]."""
 
     def __init__(self, tokens: int, length: int, width: int, dropout: float) -> None:
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         return own.sum(-2) / there.sum(-1, keepdim=True).clamp(min=1)  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class TextBlock(nn.Module):
     """Attention between the tokens of a text, and a step of each token on its own."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:

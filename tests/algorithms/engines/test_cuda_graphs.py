@@ -6,7 +6,7 @@ from support.op_tape import Recorder
 from support.refusals import refused
 
 from staddle.algorithms.engines import cuda_graphs as replay
-from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs, Replayed
+from staddle.algorithms.engines.cuda_graphs import STREAMS, AsItIs, Graphs, Replayed
 
 
 @pytest.mark.parametrize("recorder", [Recorder(), AsItIs()])
@@ -26,11 +26,15 @@ def test_what_stays_is_worked_on_and_what_is_given_changes(recorder):
         assert (recorder.warmed, recorder.recorded, recorder.replayed, len(calls)) == (2, 1, 4, 3)
 
 
+def fail():
+    raise RuntimeError("the capture is invalid")
+
+
 class Cuda:
     """CUDA's part, without a GPU: what a graph is told, and by whom."""
 
     def __init__(self, monkeypatch):
-        self.said, cuda = [], self
+        self.said, self.on, self.waits, cuda = [], [], [], self
 
         class Graph:
             def capture_begin(self, pool, capture_error_mode):
@@ -45,14 +49,21 @@ class Cuda:
                 cuda.said.append("replay")
 
         class Stream:
+            made = 0
+
             def __init__(self, *_):
-                pass
+                self.number, Stream.made = Stream.made, Stream.made + 1
 
             def __enter__(self):
                 cuda.said.append("stream")
+                cuda.on.append(self.number)
 
             def __exit__(self, *_):
                 cuda.said.append("no stream")
+                cuda.on.pop()
+
+            def wait_stream(self, other):
+                cuda.waits.append((self.number, other.number))
 
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
@@ -68,6 +79,29 @@ class Cuda:
 
 
 BEGUN = ["wait for cuda:0", "stream", "begin in pool thread_local, garbage False"]
+
+
+def test_runs_in_parallel_branch_off_and_join_again_even_if_one_fails(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    graphs = Graphs("cuda:0")  # its own stream is number 0
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: graphs._stream)
+    for count, streams in ((2, 2), (STREAMS, STREAMS), (2 * STREAMS + 1, STREAMS)):
+        cuda.waits.clear()
+        found = graphs.parallel([lambda n=n: (n, cuda.on[-1]) for n in range(count)])
+        assert found == [(n, 1 + n % STREAMS) for n in range(count)]
+        beside = range(1, 1 + streams)
+        assert cuda.waits == [*((s, 0) for s in beside), *((0, s) for s in beside)]
+
+    cuda.waits.clear()
+    with pytest.raises(ValueError, match="no such record"):
+        graphs.parallel([list, lambda: int("no such record"), list])
+    assert cuda.waits[3:] == [(0, 1), (0, 2), (0, 3)]
+    # an invalid recording cannot be joined: the error that made it so is the one to tell
+    monkeypatch.setattr(graphs, "_join", lambda *_: fail())
+    with pytest.raises(ValueError, match="no such record"):
+        graphs.parallel([lambda: int("no such record")])
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        graphs.parallel([list])
 
 
 def test_a_graph_is_recorded_on_its_stream_with_nothing_else_going_on(monkeypatch):

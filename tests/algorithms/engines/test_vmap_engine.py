@@ -260,6 +260,26 @@ def test_a_device_that_fails_is_not_the_methods_fault(make, monkeypatch):
         Simulation(job, Stacked(job, records_of(job))).step()
 
 
+def test_an_index_beyond_a_tensor_is(make, monkeypatch):
+    def failing(*_):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(vmap_engine, "train", failing)
+    job = make()
+    with refused("method 'local', or the model, failed on the GPU: .*; simulate it with --device"):
+        Simulation(job, Stacked(job, records_of(job))).step()
+
+
+def test_convolutions_that_are_unfolded_take_more_memory(make):
+    """Only there are patches kept; each silo by itself has none."""
+    job = make("fedavg", model={"norm": "batch"})
+    of = {form: Stacked(job, records_of(job, COUPLED), convolutions=form)
+          for form in ("grouped", "unfolded", "parallel")}  # fmt: skip
+    grouped, unfolded, parallel = (engine.silo_bytes("a") for engine in of.values())
+    assert unfolded > 1.2 * grouped
+    assert parallel == grouped
+
+
 def test_values_cross_to_the_device_once_a_round(make, monkeypatch):
     """They stay there from the first evaluation on, and what all silos share crosses once."""
     job = make("fedavg", model={"norm": "batch", "buffers": "global"})

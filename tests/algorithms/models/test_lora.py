@@ -1,5 +1,7 @@
 """Low-rank adapters: what stands still, what trains and crosses, and which models can have none."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch import nn
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job
+from staddle.algorithms.leaks.traps import Caution, TrapError
 from staddle.algorithms.models.build import ModelOptions, build, start_digest
-from staddle.algorithms.models.lora import adapter_names, adapters
+from staddle.algorithms.models.lora import adapter_names, adapters, computed
+from staddle.algorithms.models.pretrained import load_weights
 from staddle.algorithms.numerics.frozen import frozen_names
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.commands.console.toml import to_toml
@@ -94,10 +98,15 @@ def test_an_adapter_adds_a_product_of_two_small_matrices():
         torch.testing.assert_close(layer(x), own + 6 / rank * added)
 
 
-def test_a_rank_is_no_more_than_its_layer_has():
+def test_an_adapter_is_smaller_than_its_layer():
     layers = dict(adapters(build(options(LENET, rank=32), 7)["extractor"]))
     ranks = {len(layer.weight): len(layer.lora_a.weight) for layer in layers.values()}
-    assert ranks == {6: 6, 16: 16, 120: 16, 84: 32}
+    assert ranks == {84: 32}
+    layers = dict(adapters(build(options(LENET, rank=5), 7)["extractor"]))
+    assert [*layers] == ["conv2", "fc1", "fc2"]
+    wide = {**MLP, "options": {"widths": [300, 3]}}
+    (_, one), (_, two) = adapters(build(options(wide, rank=2), 7)["extractor"])
+    assert [len(own.lora_a.weight) for own in (one, two)] == [2, 2]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedsim"])
@@ -116,9 +125,63 @@ def test_adapters_alone_train_and_cross_and_the_engines_agree(read, method):
             assert torch.equal(value, begun[name]) == ("lora" not in name), name
 
 
+def test_networks_of_the_silos_own_have_none(read):
+    model = {"name": "digits-cnn-a", "classes": 3, "lora": {"rank": 2}}
+    with refused("model.lora with method.options.extractors of 'fedssa'"):
+        read("fedssa", model, options={"extractors": ["digits-cnn-a", "digits-cnn-b"]}).document()
+
+
+def test_making_a_model_takes_no_random_number_of_anybody_else():
+    """Of torch's own generator, which others may be using."""
+    before = torch.get_rng_state()
+    for rank in (1, 2):
+        build(options(ATTENDING, rank=rank), 7)
+        build(options(LENET, rank=rank), 7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("model", [MLP, LENET])
+def test_checks_for_leaks_see_the_weights_that_layers_compute_with(model):
+    """A delivery whose B A makes rows alike is a trap; adapters that were trained are none."""
+    asked = options({**model, "options": {"widths": [64]}} if model is MLP else model, rank=4)
+    extractor = build(asked, 7)["extractor"]
+    caution, look = Caution.of(None, 2), partial(computed, options=asked.lora)
+    began = {name: value.clone() for name, value in extractor.state_dict().items()}
+    name, layer = list(adapters(extractor))[-1]
+    product = torch.einsum("or,r...->o...", layer.lora_b.weight.flatten(1), layer.lora_a.weight)
+    whole = look(began)
+    assert torch.equal(whole[f"{name}.weight"], layer.weight + 4 * product)
+    assert whole.keys() == began.keys() - adapter_names(extractor)
+
+    with torch.no_grad():
+        layer.lora_b.weight.normal_(generator=torch.Generator().manual_seed(0)).mul_(0.01)
+    honest = dict(extractor.state_dict())
+    parts = frozenset({"extractor"})
+    caution.check(None, {"extractor": began}, {"extractor": honest}, parts, 1, look)
+    with torch.no_grad():
+        layer.lora_a.weight[0] = 1.0
+        layer.lora_b.weight[:, 0] = torch.linspace(1e3, 2e3, len(layer.lora_b.weight)).reshape(
+            -1, *layer.lora_b.weight.shape[2:]
+        )
+    trap = dict(extractor.state_dict())
+    with pytest.raises(TrapError, match=f"rows of extractor.{name}.weight that are multiples"):
+        caution.check(None, {"extractor": began}, {"extractor": trap}, parts, 1, look)
+
+
+def test_a_silos_own_weights_may_be_of_the_model_without_adapters(read, tmp_path):
+    base = build(without(ATTENDING), 99)["extractor"].state_dict()
+    save_file({n: t.contiguous() for n, t in base.items()}, tmp_path / "own.safetensors")
+    job = read("fedssa", {**ATTENDING, "lora": {"rank": 2}})
+    found, _ = load_weights(tmp_path / "own.safetensors", job.method(), "a", "extractor")
+    drawn = build(job.model, job.seed)["extractor"].state_dict()
+    assert found.keys() == drawn.keys()
+    for name, value in found.items():
+        assert torch.equal(value, base[name] if name in base else drawn[name]), name
+
+
 def test_fedbn_has_no_norm_that_could_stay(read):
     with refused("the job's model trains no norm layer"):
-        read("fedbn", {**ATTENDING, "lora": {}}).method()
+        read("fedbn", {**ATTENDING, "lora": {"rank": 1}}).method()
 
 
 def test_a_private_job_trains_adapters(read):
@@ -173,9 +236,15 @@ def test_a_job_without_adapters_says_nothing_of_them(read):
     ("model", "lora", "said"),
     [
         (MLP, {"targets": ["query"]}, "'query' names no linear or convolutional layer of the"),
-        ({**MLP, "name": "glm", "options": None}, {}, r"of 'glm'; it has none"),
-        ({**ATTENDING, "options": {"own": False}}, {"targets": ["*linear1"]},
-            "reads the weights of layer 'encoder.linear1' without calling it in evaluation"),
+        ({**MLP, "name": "glm", "options": None}, {},
+            "of 'glm' that is larger than an adapter of rank 8; it has none"),
+        ({**ATTENDING, "options": {"own": False}}, {"targets": ["*linear1"], "rank": 1},
+            "reads the weights of layer 'encoder.linear1' without calling it"),
+        ({**ATTENDING, "name": "peeking"}, {}, "the weights of layer 'one' without calling it"),
+        ({**ATTENDING, "name": "peeking", "options": {"how": "sum"}}, {},
+            "computes something else"),
+        ({**ATTENDING, "name": "replaced"}, {}, "the weights of layer 'before' without calling it"),
+        ({**ATTENDING, "name": "own-names"}, {}, "it has none"),
         (MLP, {"rank": 0}, "rank"),
         ({**MLP, "buffers": "global"}, {}, "keeps no running statistics"),
     ],
