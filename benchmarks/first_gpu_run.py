@@ -48,7 +48,7 @@ from torch.profiler import ProfilerActivity, profile
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import simulation as simulation_module
 from staddle.algorithms.engines import vmap_engine
-from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs, Recorder, way_on
+from staddle.algorithms.engines.cuda_graphs import STREAMS, AsItIs, Graphs, Recorder, way_on
 from staddle.algorithms.engines.engine import Engine, Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
@@ -74,6 +74,8 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
 }
 # by how much a parameter may differ between engines, of the largest of its tensor
 AGREE: Mapping[Precision, float] = {"float32": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
+# trained in parallel: more silos than there are streams, so that two share one
+SEVERAL = ("convnet-4x128", "resnet18", "mobilenet-v2", "series-resnet", "volume-resnet")
 # the order of sums changes its float32 gradients by a third, on a CPU too: nothing to compare
 DRIFTS = ("mobilenet-v2",)
 LONGEST = 400  # seconds of one part
@@ -229,7 +231,7 @@ def smoke(options: argparse.Namespace, precision: Precision) -> list[Row]:
 
 def smoke_network(network: str, precision: Precision, device: torch.device) -> Row:
     """What engines made of it; ``fault`` where they differ or one failed."""
-    job = smoke_job(network)
+    job = smoke_job(network, silos=STREAMS + 2 if network in SEVERAL else 3)
     records, gpu = smoke_records(job), device.type == "cuda"
 
     def stacked(recorder: Recorder) -> Stacked:
