@@ -51,10 +51,12 @@ until grep -q listening coordinator/log; do
 done
 port=$(sed -n 's/.*listening.*address=[^ ]*:\([0-9]*\).*/\1/p' coordinator/log)
 
-# 4. Each hospital: its records, what may leave, whose code may run.
+# 4. Each hospital: its records, what may leave, whose code may run. All four draft the same policy, so it is drafted
+#    once here.
+staddle policy new job.json --roster roster.json --package lung --out policy.toml
 for silo in "${silos[@]}"; do
   python -m lung.phantoms "$silo/scans" --hospital "${silo#hospital-}"
-  staddle policy new job.json --roster roster.json --package lung --out "$silo/policy.toml"
+  cp policy.toml "$silo/policy.toml"
   cat > "$silo/silo.toml" <<TOML
 version = 1
 coordinator = "localhost:$port"
