@@ -96,11 +96,13 @@ def tokens_fault(x: Tensor | LazyRecords, vocabulary: int | None) -> str:
     if vocabulary is None or not isinstance(x, Tensor):
         return ""
     odd = (x != x.round()) | (x < 0) | (x >= vocabulary)
-    if odd.float().mean() <= LARGEST_MISS:
+    records = int(odd.flatten(1).any(1).sum())
+    # Never by a single record, as in ``out_of_range``.
+    if records <= max(LARGEST_MISS * len(x), 1):
         return ""
     return (
-        f"{odd.float().mean():.0%} of the numbers are no tokens from 0 to {vocabulary - 1}; raise"
-        " model.options.tokens, or number the tokens so"
+        f"{records} of {len(x)} records have numbers that are no tokens from 0 to"
+        f" {vocabulary - 1}; raise model.options.tokens, or number the tokens so"
     )
 
 

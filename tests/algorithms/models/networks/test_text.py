@@ -91,10 +91,16 @@ def test_records_that_are_no_tokens_are_refused():
     few = texts(40)
     few.x[0, :3] = torch.tensor([0.5, -1.0, 99.0])
     check_records(job, few, "here")
-    said = "here: 100% of the numbers are no tokens from 0 to 29; raise model.options.tokens"
+    said = "here: 40 of 40 records have numbers that are no tokens from 0 to 29; raise model.opt"
     for x in (few.x + 30, few.x + 0.25, -1 - few.x.abs()):
         with refused(said):
             check_records(job, Dataset(x, few.y), "here")
+    # the answer must not tell of a single record, however few there are
+    one, two = (Dataset(few.x[:4] + 0, few.y[:4]) for _ in range(2))
+    two.x[1] += 30
+    check_records(job, one, "here")
+    with refused("here: 2 of 4 records have numbers"):
+        check_records(job, two, "here")
     # in a private job the answer must not depend on a record
     table = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25}
     check_records(make_job("fedavg", model=TEXT, privacy=table), Dataset(few.x + 30, few.y), "here")
