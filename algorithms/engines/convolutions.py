@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch.nn.functional import pad
 
-from ..numerics.devices import CPU, in_force
+from ..numerics.devices import CPU, Precision, in_force
 
 Form: TypeAlias = Literal["grouped", "unfolded", "parallel", "faster"]
 
@@ -24,7 +24,7 @@ FEW_CHANNELS, FEW_PLACES = 64, 16  # measured (docs/performance.md)
 LARGE_BYTES = 2**20  # that a backward pass keeps of a record; measured, too
 
 
-def in_parallel(form: Form, device: torch.device, record_bytes: int) -> bool:
+def in_parallel(form: Form, device: torch.device, precision: Precision, record_bytes: int) -> bool:
     """True if each silo's step is computed by itself, all in parallel.
 
     "faster" decides on a GPU by the bytes that a backward pass keeps of a record.
@@ -32,8 +32,9 @@ def in_parallel(form: Form, device: torch.device, record_bytes: int) -> bool:
     if form != "faster":
         return form == "parallel"
     # The kernels of a small network do not fill a GPU, even many at a time. Those of a large one
-    # do, and cuDNN has none that computes the convolutions of several silos at once.
-    return device != CPU and record_bytes >= LARGE_BYTES
+    # do, and cuDNN has none that computes the convolutions of several silos at once. In float32
+    # unfolded convolutions are faster still.
+    return device != CPU and precision != "float32" and record_bytes >= LARGE_BYTES
 
 
 def prepare(modules: Iterable[nn.Module], form: Form, device: torch.device) -> None:

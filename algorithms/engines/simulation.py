@@ -77,9 +77,9 @@ class Simulation:
         begun: Snapshot | None = None,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
-        # A Mix is folded on the GPU if all silos' versions fit there; the bits are the same.
+        # Parts are folded on the GPU if all silos' versions fit there; the bits are the same.
         self._exchanges, self._device = exchanges, CPU
-        if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device):
+        if exchanges is PLAIN and versions_bytes(job) <= room(engine.device):
             self._device = engine.device
         if self._device != CPU:
             self._exchanges = PlainExchange(self._device)

@@ -109,6 +109,7 @@ class Stacked:
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
+        self._precision: Precision = precision
         self._convolutions: Form = convolutions
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
@@ -367,7 +368,7 @@ class Stacked:
             shape = input_shape(self._job.model)
             record, value_bytes = saved_bytes(self._method.predict, whole, shape), nbytes_of(kept)
             looked = chunk(whole, self._resident.x.shape)
-            parallel = in_parallel(self._convolutions, self.device, record)
+            parallel = in_parallel(self._convolutions, self.device, self._precision, record)
             # Unfolded convolutions keep more, and are unfolded where silos are computed at once.
             if not parallel:
                 record = saved_bytes(over_one_silo(self._method.predict), whole, shape)

@@ -27,7 +27,7 @@ from ...errors import LocalError
 from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors, nbytes_of
 from ..models.functional import BoundModule, mapped
-from ..numerics.devices import Precision, casting, multiplying
+from ..numerics.devices import Precision, casting, channels_last, multiplying
 from ..training.loop import Modules, at_least_float32, batch_norms
 from ..training.optimisers import fresh_memory, move
 from .cuda_graphs import Recorder, Replayed
@@ -348,7 +348,8 @@ class _Step:
                 own[part][name] = leaf
             with casting(self._x.device, self._precision):
                 parts = parts_of(self._modules, own)
-                losses = self._stage.loss(parts, self._x[places], self._y[places], context)
+                x = channels_last(self._x[places], self._precision)
+                losses = self._stage.loss(parts, x, self._y[places], context)
             mean = _means(at_least_float32(losses)[None], length)[0]
             if self._stage.penalty is not None:
                 mean = mean + self._stage.penalty(_parameters(self._modules, own), context)

@@ -39,12 +39,14 @@ from .parts import (
 BLOCK = 1 << 16
 WORKERS = 2  # threads that fold a large tensor
 GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
+GPU_LEAST = 1 << 20  # elements of a part whose mean a GPU folds
 
 
 class PlainExchange:
     """The exchanges in the clear: the coordinator sees what each silo uploads.
 
-    A Mix is folded on the ``device``, such as a simulation's GPU; the bits are the same on each.
+    A Mix, and the mean of a large part, is folded on the ``device``, such as a simulation's GPU;
+    the bits are the same on each.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -78,7 +80,9 @@ class PlainExchange:
             case Sum("total"):
                 return _by_tensor(part, lambda spec: _total(spec, members, read))
             case Sum():
-                return _ratio(part, members, read)
+                # Of small parts the calls of a GPU would take longer than the sums of a CPU.
+                large = elements_of(part.tensors) >= GPU_LEAST
+                return _ratio(part, members, read, self._device if large else CPU)
             case Gram():
                 (spec,) = part.tensors
                 # [groups, n, d]
@@ -148,7 +152,9 @@ def _stacked(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
     return torch.stack([read(silo, spec.name) for silo in members])
 
 
-def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+def _ratio(
+    part: Part, members: Sequence[str], read: Read, device: torch.device
+) -> dict[str, Tensor]:
     """Weighted mean, over all or by leading row, one silo after another."""
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
@@ -156,7 +162,7 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
     divisor = torch.where(total > 0, total, 1.0)
     if not total.ndim:
         shares = dict(zip(members, map(float, weights), strict=True))
-        return {**_weighted(part.tensors, shares, read, float(divisor), CPU), WEIGHT: total}
+        return {**_weighted(part.tensors, shares, read, float(divisor), device), WEIGHT: total}
 
     # row by row; header rows and prototypes are small
     by_row = dict(zip(members, weights, strict=True))

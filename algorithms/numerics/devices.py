@@ -17,6 +17,8 @@ Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 CPU = torch.device("cpu")
 CPU_ROOM = 4 * 2**30
 GPU_SHARE = 4  # one part in so many
+# by axes: images and volumes as tensor cores read them
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
 TENSOR_CORES = (8, 0)
 # The libraries that multiply float32 on a GPU. Each is set by its own name: a setting of one of
@@ -164,6 +166,17 @@ def multiplying(precision: Precision) -> Iterator[None]:
         return
     with _float32_in("tf32"):
         yield
+
+
+def channels_last(tensor: Tensor, precision: Precision) -> Tensor:
+    """The same numbers, laid out in memory as convolutions of this precision take them fastest.
+
+    For tensor cores ("tf32", "bf16") an image [B, C, H, W], a volume, or the weight of a
+    convolution has its channels last; other tensors are returned as they are.
+    """
+    if precision == "float32":
+        return tensor
+    return tensor.to(memory_format=CHANNELS_LAST.get(tensor.ndim, torch.preserve_format))
 
 
 def in_force(device: torch.device) -> Precision:

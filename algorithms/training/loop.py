@@ -24,7 +24,7 @@ from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batches_of, calls_of, chunks_of
 from ..method import Method
 from ..models.foreign import draws_randomly
-from ..numerics.devices import Precision, casting, device_of, multiplying
+from ..numerics.devices import Precision, casting, channels_last, device_of, multiplying
 from ..numerics.streams import permutation
 from ..numerics.torch_draws import drawing
 from ..tasks.counting import Counting, Tally, gathered
@@ -153,9 +153,8 @@ class PlainStepper:
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch, with fresh optimiser state."""
         device, precision = device_of(modules.values()), self._precision
-        if precision != "float32":
-            for module in modules.values():
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for parameter in nn.ModuleList(modules.values()).parameters():
+            parameter.data = channels_last(parameter.data, precision)
         # Only the parts that the stage trains.
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         memory: list[Tensor] = []

@@ -8,7 +8,13 @@ from torch import nn
 from torch.func import vmap
 
 from staddle.algorithms.engines import convolutions
-from staddle.algorithms.engines.convolutions import can_unfold, patches, prepare
+from staddle.algorithms.engines.convolutions import (
+    LARGE_BYTES,
+    can_unfold,
+    in_parallel,
+    patches,
+    prepare,
+)
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
@@ -118,6 +124,22 @@ def test_a_gpu_unfolds_what_was_measured_to_be_faster_so(
         assert not calls
         assert torch.allclose(vmap(run)(values, x[None])[0].float(), before, atol=near)
     assert len(calls) == unfolds
+
+
+@pytest.mark.parametrize(
+    ("form", "device", "precision", "kept", "so"),
+    [
+        ("faster", GPU, "bf16", LARGE_BYTES, True),
+        ("faster", GPU, "tf32", LARGE_BYTES, True),
+        ("faster", GPU, "bf16", LARGE_BYTES - 1, False),
+        ("faster", GPU, "float32", 99 * LARGE_BYTES, False),
+        ("faster", CPU, "bf16", LARGE_BYTES, False),
+        ("parallel", CPU, "float32", 1, True),
+        ("grouped", GPU, "bf16", LARGE_BYTES, False),
+    ],
+)
+def test_large_networks_train_in_parallel_on_tensor_cores(form, device, precision, kept, so):
+    assert in_parallel(form, device, precision, kept) == so
 
 
 @pytest.mark.parametrize(("form", "device"), [("grouped", GPU), ("faster", CPU)])

@@ -100,10 +100,12 @@ def test_with_fewer_bits_it_is_nearly_the_same(make, case):
     ("precision", "last"), [("float32", False), ("tf32", True), ("bf16", True)]
 )
 def test_with_fewer_bits_convolutions_lie_channels_last(precision, last):
-    modules = {"part": nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(3, 1))}
+    modules = {"part": nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv3d(2, 3, 3), nn.Linear(3, 1))}
     stage = type("Stage", (), {"trains": ("part",)})()
     PlainStepper(precision).begin(modules, stage)
-    assert modules["part"][0].weight.is_contiguous(memory_format=torch.channels_last) == last
+    images, volumes, _ = modules["part"]
+    assert images.weight.is_contiguous(memory_format=torch.channels_last) == last
+    assert volumes.weight.is_contiguous(memory_format=torch.channels_last_3d) == last
 
 
 def test_a_cpu_trains_plainly(monkeypatch):

@@ -11,6 +11,7 @@ from support.meta_device import OneDevice
 from support.op_tape import Recorder, waits
 from support.refusals import refused
 from support.tensor_memory import Held
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staddle.algorithms.course import Optimiser
@@ -246,6 +247,23 @@ def test_steps_in_parallel_equal_one_by_one(make, double, monkeypatch, case):
     check_same(job, records, 1e-10, recorder=recorder, convolutions="parallel")
     assert recorder.replayed > recorder.recorded > 0
     assert recorder.branches > 0
+
+
+@pytest.mark.parametrize(("precision", "last"), [("float32", False), ("bf16", True)])
+def test_steps_in_parallel_take_images_as_tensor_cores_do(make, monkeypatch, precision, last):
+    shape, forward, given = (3, 32, 32), nn.Conv2d.forward, []
+    job = make("fedavg", model={"name": "lenet5"}, fields={"rounds": 1}, epochs=1)
+    records = records_of(job, shape=shape)
+    engine = Stacked(job, records, precision=precision, convolutions="parallel")
+
+    def noting(layer, x):
+        if torch.is_grad_enabled() and x.shape[1] == shape[0]:
+            given.append(x.stride()[1] == 1)  # of images [B, C, H, W] of a step
+        return forward(layer, x)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", noting)
+    Simulation(job, engine).step()
+    assert any(given) == last
 
 
 def test_a_device_that_fails_is_not_the_methods_fault(make, monkeypatch):

@@ -194,10 +194,14 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     monkeypatch.setattr(plain, "BLOCK", block)
     row = PLAIN.mix(mixed, "r", shares, read)
     monkeypatch.setattr(plain, "GPU_BLOCK", block)
-    # as if it were another device
-    there = PlainExchange(torch.device("cpu:0")).mix(mixed, "r", shares, read)
+    monkeypatch.setattr(plain, "GPU_LEAST", 1)
+    elsewhere = PlainExchange(torch.device("cpu:0"))  # as if it were another device
+    there = elsewhere.mix(mixed, "r", shares, read)
     assert all(torch.equal(row[name], there[name]) for name in shapes)
     found = PLAIN.collect(mean, tuple("abc"), read)
+    folded = elsewhere.collect(mean, tuple("abc"), read)
+    assert list(folded) == list(found) == [*shapes, WEIGHT]
+    assert all(torch.equal(folded[name], found[name]) for name in found)
     assert list(row) == list(there) == [*shapes]
     integers = dict(zip(shares, integer_weights(list(shares.values())), strict=True))
     for spec in specs:
