@@ -11,6 +11,7 @@ table are taken.
 """
 
 import difflib
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ from .methods.fedssa.method import FedSSA
 from .methods.local import Local
 from .methods.pfedsim import PFedSim
 from .methods.ppfl.method import PPFL
+from .methods.statistics import Statistics
 
 METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
@@ -83,6 +85,8 @@ METHODS: dict[str, type[Method]] = {
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
+OWN: Mapping[str, type[Method]] = ChainMap(METHODS, {"statistics": Statistics})
+"""These, and what trains nothing."""
 
 
 def names() -> list[str]:
@@ -90,7 +94,7 @@ def names() -> list[str]:
 
     Installed packages are listed, and not imported.
     """
-    return sorted({*METHODS, *packages.names(packages.METHODS)})
+    return sorted({*OWN, *packages.names(packages.METHODS)})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
@@ -100,8 +104,8 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     contract. Errors begin with ``origin``.
     """
     # The table first: an installed package cannot replace a method of Staddle's.
-    if name in METHODS:
-        return METHODS[name]
+    if name in OWN:
+        return OWN[name]
     if not packages.owners(packages.METHODS, name):
         raise LocalError(f"{origin}: unknown method {name!r}; {_hint(name)}")
     found, where = packages.load(packages.METHODS, name, f"{origin}: method {name!r}")

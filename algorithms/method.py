@@ -59,6 +59,35 @@ class Build(Protocol):
         ...
 
 
+class FeatureSpec(Protocol):
+    """One feature of a record, as a job declares it (data/features.py has it all)."""
+
+    name: str
+    center: float
+    scale: float
+    categories: tuple[str, ...] | None
+
+    @property
+    def low(self) -> float:
+        """The least value, before it is centred and scaled."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """The largest value."""
+        ...
+
+    @property
+    def stand_in(self) -> float:
+        """What a missing value counts as; NaN if none may miss."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of a record that it takes."""
+        ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """The public facts of a job that both halves know.
@@ -91,6 +120,8 @@ class Setting:
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # whether what is mixed crosses by directed sums, so that no version stays
     directed: bool = False
+    # what each feature of a record is, where the job says it
+    features: tuple[FeatureSpec, ...] = ()
 
 
 class NoOptions(Strict):

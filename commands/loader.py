@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, str] = {
     "coordinator check": "coordinator:check",
     "coordinator run": "coordinator:run",
     "data inspect": "silo.data:inspect",
+    "data statistics": "silo.statistics:statistics",
     "silo init": "console.examples:silo",
     "silo check": "silo.agent:check",
     "silo run": "silo.agent:run",

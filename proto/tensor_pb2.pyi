@@ -32,6 +32,7 @@ class PartKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_KIND_SKETCH: _ClassVar[PartKind]
     PART_KIND_KEY: _ClassVar[PartKind]
     PART_KIND_SHARE: _ClassVar[PartKind]
+    PART_KIND_STATISTICS: _ClassVar[PartKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
@@ -50,6 +51,7 @@ PART_KIND_METRIC: PartKind
 PART_KIND_SKETCH: PartKind
 PART_KIND_KEY: PartKind
 PART_KIND_SHARE: PartKind
+PART_KIND_STATISTICS: PartKind
 
 class TensorHeader(_message.Message):
     __slots__ = ("part", "kind", "name", "dtype", "shape", "size")

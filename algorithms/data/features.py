@@ -6,9 +6,9 @@ silo compares its own declaration and its records with that before anything is t
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Annotated
 
 import pydantic
@@ -19,6 +19,7 @@ from ...files.documents import Real, Strict
 from ..models.class_names import composed
 
 MOST_SHOWN = 5  # faults, in one error
+REACH = 1000  # scales from the center
 LONGEST_FAULT = 400  # characters
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -50,7 +51,10 @@ class Feature(Strict):
     scale: Annotated[Real, Field(gt=0)] = 1.0
     categories: Annotated[tuple[Text, ...], Field(min_length=1, max_length=10_000)] | None = None
     missing: Annotated[str, BeforeValidator(_as_text)] | None = None
-    """What a missing value counts as, before it is centred and scaled; default: none may miss."""
+    """What a missing value counts as, before it is centred and scaled; default: none may miss.
+
+    It may lie outside the range.
+    """
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Feature":
@@ -79,10 +83,6 @@ class Feature(Strict):
             raise ValueError(
                 f"missing = {self.missing!r} is no number; declare categories, or give a number"
             )
-        if not self.low <= value <= self.high:
-            raise ValueError(
-                f"missing = {self.missing} is outside {self.low} to {self.high}; give one within"
-            )
 
     @property
     def low(self) -> float:
@@ -95,9 +95,29 @@ class Feature(Strict):
         return inf if self.most is None else self.most
 
     @property
+    def stand_in(self) -> float:
+        """The number that a missing value counts as; NaN, which equals none, if none may miss."""
+        return nan if self.missing is None else float(self.missing)
+
+    @property
     def width(self) -> int:
         """Numbers of a record that it takes."""
         return 1 if self.categories is None else len(self.categories)
+
+    def constants(self) -> Mapping[str, float | str | None]:
+        """The center, scale and missing that a silo takes from the job where it states none.
+
+        Only where no value of the range lies further away than ``REACH`` scales: an operator could
+        choose others so that single records stand out.
+        """
+        if self.categories is not None:
+            return {"missing": self.missing}
+        far = (self.low - self.center, self.high - self.center, self.stand_in - self.center)
+        # The last may be NaN, which is larger than nothing.
+        if max(map(abs, far)) > REACH * self.scale:
+            return {}
+        missing = self.missing and self.stand_in
+        return {"center": self.center, "scale": self.scale, "missing": missing}
 
 
 def stated(
@@ -208,7 +228,8 @@ def _composed(categories: Sequence[str] | None) -> list[str]:
 def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
     """How many records [N, …] lie outside the range of a feature, by its name; only where any do.
 
-    ``x`` has the numbers of the features in their order, centred and scaled.
+    ``x`` has the numbers of the features in their order, centred and scaled. What stands in for a
+    missing value lies where it may.
     """
     values, found, place = x.reshape(len(x), -1), {}, 0
     for feature in features:
@@ -217,10 +238,11 @@ def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
         if feature.categories is not None:
             continue
         # torch rounds bounds as the values were rounded, so that none at a bound falls outside.
-        low, high = (
-            (bound - feature.center) / feature.scale for bound in (feature.low, feature.high)
+        stand_in, low, high = (
+            (value - feature.center) / feature.scale
+            for value in (feature.stand_in, feature.low, feature.high)
         )
-        records = int(((column < low) | (column > high)).sum())
+        records = int((((column < low) | (column > high)) & (column != stand_in)).sum())
         if records:
             found[feature.name] = records
     return found

@@ -6,6 +6,7 @@ new kind writes ``read`` and overrides whatever else is different for it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -23,6 +24,7 @@ from ..models.build import ModelOptions, input_shape
 from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
 from .dataset import Dataset
+from .features import Feature
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -142,21 +144,26 @@ class DataTable(SourceTable, ABC):
         """
         return False
 
-    def load(self, model: ModelOptions | None) -> Dataset:
+    def load(self, model: ModelOptions | None, features: Sequence[Feature] = ()) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
-        Without a model the records are read before there is a job; LocalError if the kind needs
-        one, or memory runs out.
+        ``features`` are those that the job declares. Without a model the records are read before
+        there is a job; LocalError if the kind needs one, or memory runs out.
         """
+        table = self.agreed(features)
         try:
             if model is None:
-                return self.read()
-            return self.read_at(input_shape(model))
+                return table.read()
+            return table.read_at(input_shape(model))
         # The available memory was checked first, but another process can take it meanwhile.
         except MemoryError as error:
             raise LocalError(
                 f"{self.where}: out of memory while reading the records; give fewer records"
             ) from error
+
+    def agreed(self, features: Sequence[Feature]) -> Self:
+        """The table with what it leaves to a job's declaration, where its kind leaves anything."""
+        return self
 
     @abstractmethod
     def read(self) -> Dataset:

@@ -65,6 +65,7 @@ class Kind(IntEnum):
     SKETCH = 11
     KEY = 12
     SHARE = 13
+    STATISTICS = 14
 
 
 # Non-negative by nature: their inner products disclose the values up to the order of classes

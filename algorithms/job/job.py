@@ -698,6 +698,7 @@ class Job:
             self.security.counts,
             self.security.class_counts,
             self.security.mix == "directed",
+            self.features,
         )
 
     def method(self) -> Method:

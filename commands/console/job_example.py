@@ -25,6 +25,17 @@ from .toml import inline
 
 # The demo trains the same model.
 MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
+# lines of the example that declare two features
+SAID = (
+    "input = [1, 1, 3]",
+    'class_names = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]',
+    "[[features]]",
+    'name = "age"',
+    "least = 0.0",
+    "most = 120.0",
+    'name = "smoker"',
+    'categories = ["no", "yes"]',
+)
 # What a method needs to make sense in a job as short as the demo's; there the other jobs run with
 # the same model and participation, so that the comparison is one.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -35,6 +46,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fedbn": {"model": {"norm": "group"}},  # it shares all but the norm layers
     # it supervises the blocks of a network
     "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},
+    # It counts once, and what there is to count the job declares.
+    "statistics": {
+        "model": {"name": "tab-resnet", "input": (1, 1, 3)},
+        "rounds": 1,
+        "lines": {
+            **dict(zip(map("# {}".format, SAID), SAID, strict=True)),
+            "confusion = true": "# confusion = false",
+        },
+    },
 }
 
 
@@ -63,11 +83,10 @@ def job_text(method: str, *, private: bool = False) -> str:
     comment = "# "
     if private:
         comment = ""
-    statistics = f"{method} has none"
-    if measures:
-        statistics = f"its features, in {method}"
-    return Template(examples.text("job")).substitute(
+    statistics = f"what {method} measures" if measures else f"{method} has none"
+    text = Template(examples.text("job")).substitute(
         method=method,
+        rounds=settings.get("rounds", 20),
         version=chosen.version,
         methods=_listed(names()),
         options=options_text(chosen.options_model),
@@ -80,6 +99,9 @@ def job_text(method: str, *, private: bool = False) -> str:
         on=comment,
         statistics=statistics,
     )
+    for line, other in settings.get("lines", {}).items():
+        text = text.replace(f"\n{line}\n", f"\n{other}\n")
+    return text
 
 
 def _listed(names: Any) -> str:

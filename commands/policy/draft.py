@@ -87,6 +87,10 @@ WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.SKETCH: "a projection of an update, used to compare silos with one another",
     Kind.KEY: "a public key",
     Kind.SHARE: "a share of a secret",
+    Kind.STATISTICS: (
+        "sums of what records have in each feature, and of its squares; they reveal mean and"
+        " spread of this silo's values"
+    ),
 }
 
 OF_PART = {  # the same of single parts

@@ -57,7 +57,7 @@ class _Truth:
         return self.columns[0] if self.key in ("label", "target") else list(self.columns)
 
 
-class _Contract(Strict):
+class Contract(Strict):
     """The part of a job that says what a record is."""
 
     features: tuple[Feature, ...] = ()
@@ -98,7 +98,7 @@ def inspect(
         raise LocalError(
             f"--delimiter {delimiter!r}: give one character, and neither a quote nor a line's end"
         )
-    contract = _Contract() if job is None else _contract(job)
+    contract = Contract() if job is None else contract_of(job)
     found = survey(file, delimiter, encoding, decimal)
     form = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     # Before anything is shown, what was asked for has to be there.
@@ -136,7 +136,7 @@ def _truth(given: Mapping[Key, Any]) -> _Truth:
     return _Truth("label", ())
 
 
-def _contract(path: Path) -> _Contract:
+def contract_of(path: Path) -> Contract:
     """The features and classes of a job file (TOML), or of a signed job (JSON, not verified)."""
     data = read_bytes(path)
     if path.suffix == ".json":
@@ -149,7 +149,7 @@ def _contract(path: Path) -> _Contract:
     model = document.get("model")
     names = model.get("class_names") if isinstance(model, dict) else None
     own = {"features": document.get("features", ()), "class_names": names}
-    return validate(own, _Contract, str(path))
+    return validate(own, Contract, str(path))
 
 
 def _row(column: Column, records: int) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _row(column: Column, records: int) -> tuple[str, ...]:
     return column.name, column.kind, missing, column.shown()
 
 
-def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: _Contract) -> list[str]:
+def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: Contract) -> list[str]:
     """All that is wrong; targets and the id are no features."""
     faults = list(found.faults)
     own = {feature.name for feature in contract.features}
@@ -194,7 +194,7 @@ def _draft(
     truth: _Truth,
     record_id: str,
     form: Mapping[str, str],
-    contract: _Contract,
+    contract: Contract,
 ) -> str:
     """The silo's [data] table: by the job's features, or by the columns that can be some."""
     kind = "parquet" if is_parquet(file) else "csv"
@@ -215,7 +215,8 @@ def _draft(
         stated = {
             feature.name: _plain(feature, key)
             for feature in features
-            if getattr(feature, key) != default
+            # What is taken from the job need not stand here, too.
+            if getattr(feature, key) != default and key not in feature.constants()
         }
         if stated:
             table["units" if key == "unit" else key] = stated
@@ -231,7 +232,7 @@ def _draft(
     return "\n".join([*lines, to_toml({"data": table}).strip()])
 
 
-def _of_classes(classes: Sequence[str], contract: _Contract) -> dict[str, Any]:
+def _of_classes(classes: Sequence[str], contract: Contract) -> dict[str, Any]:
     table: dict[str, Any] = {}
     # Numbers from 0 on are classes as they stand.
     if list(classes) != list(map(str, range(len(classes)))):

@@ -93,6 +93,7 @@ KindName = Literal[  # exchange.Kind in lower case; a test compares the two
     "sketch",
     "key",
     "share",
+    "statistics",
 ]
 
 

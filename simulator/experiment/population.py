@@ -117,7 +117,7 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
 def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     # Report missing files before reading begins.
     source.check_present()
-    data = source.load(file.model)
+    data = source.load(file.model, file.features)
     # Before training: torch would fail at a class that the model has no output for.
     if fault := file.task.records_fault(data.y, file.model.width):
         raise LocalError(f"{source.where}: {fault}")

@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 from support.refusals import refused
 from typer.testing import CliRunner
 
-from staddle.algorithms.catalog import METHODS, method_class, method_options
+from staddle.algorithms.catalog import METHODS, OWN, method_class, method_options
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
@@ -35,6 +35,7 @@ FILES = [
     ("policy", (), PolicyFile, 0o644),
     *(("job", ("--method", method), JobFile, 0o644) for method in METHODS),
     ("job", ("--method", "fedaims", "--private"), JobFile, 0o644),
+    ("job", ("--method", "statistics"), JobFile, 0o644),
 ]
 
 
@@ -142,7 +143,7 @@ def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_exa
     assert (focal.loss, focal.gamma) == ("focal", 2)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OWN)
 def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
     path = init("job", "--method", method)
     job = Job.from_toml(path)

@@ -40,7 +40,7 @@ def test_generated_modules_are_those_of_the_proto_files(fresh, name):
 def test_a_changed_proto_file_gives_other_modules(generate, fresh, tmp_path, monkeypatch):
     for source in generate.SOURCES:
         text = (FOLDER / source).read_text()
-        (tmp_path / source).write_text(text.replace("PART_KIND_SHARE = 13", "PART_KIND_SHARE = 14"))
+        (tmp_path / source).write_text(text.replace("PART_KIND_SHARE = 13", "PART_KIND_SHARE = 15"))
     monkeypatch.setattr(generate, "PROTO", tmp_path)
     (tmp_path / "out").mkdir()
     changed = generate.generate(tmp_path / "out")

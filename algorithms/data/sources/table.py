@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import pydantic
@@ -23,6 +23,7 @@ from pydantic import Field
 
 from ....errors import LocalError
 from ....files.file_bounds import check_fits
+from ...models.class_names import composed
 from ..dataset import Dataset
 from ..features import NUMBER, Feature, stated
 from ..options import DataTable, Names, Number, Positive
@@ -174,6 +175,16 @@ class Table(DataTable):
                 f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
             )
 
+    def agreed(self, features: Sequence[Feature]) -> Self:
+        """With the job's center, scale and missing for features of which the table states none."""
+        said = {composed(feature.name): feature.constants() for feature in features}
+        changed: dict[str, dict[str, float | str]] = {}
+        for key in ("center", "scale", "missing"):
+            jobs = {name: said.get(composed(name), {}).get(key) for name in self.features}
+            known: Iterable[Any] = filter(lambda item: item[1] is not None, jobs.items())
+            changed[key] = {**dict(known), **getattr(self, key)}
+        return self.model_copy(update=changed)
+
     @property
     def declared(self) -> tuple[Feature, ...]:
         """What each feature is, as a job declares it."""
@@ -290,7 +301,7 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
                 table,
                 line,
                 name,
-                "is missing; complete it, or declare what it counts as in data.missing",
+                "is missing; complete it, or declare what it counts as in data.missing or the job",
             )
         value = table.missing[name]
     known = table.categories.get(name)

@@ -37,6 +37,7 @@ TABLE = {
     "scale": {"age": 10},
     "missing": {"glucose": 5.5},
 }
+CONSTANTS = ("center", "scale", "missing")
 ROWS = "age,sex,glucose,outcome\n63,f,5.1,alive\n0,m,,dead\n120,f,40,dead\n"
 
 
@@ -91,6 +92,52 @@ def test_what_agrees_is_taken_and_the_signed_job_says_it(job, read):
 def test_another_declaration_is_refused_with_both_sides(job, read, changes, why):
     with refused(f"here: .*{why}"):
         check_records(job, read(**changes), "here")
+
+
+@pytest.fixture
+def agreed(tmp_path):
+    """The records of a table that leaves constants to a job."""
+
+    def made(job, **changes):
+        (tmp_path / "p.csv").write_text(ROWS)
+        table = {key: value for key, value in TABLE.items() if key not in CONSTANTS}
+        return Csv.model_validate({**table, **changes}).below(tmp_path).load(None, job.features)
+
+    return made
+
+
+def test_constants_that_a_silo_leaves_out_are_the_jobs(job, read, agreed):
+    found = agreed(job)
+    check_records(job, found, "here")
+    assert found.features == (*read().features[:1], job.features[1], *read().features[2:])
+    assert torch.equal(found.x, read().x)
+    # what a silo states stands, and is compared
+    with refused("feature 'age': center is 60.0 in the job and 50.0 here"):
+        check_records(job, agreed(job, center={"age": 50}), "here")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"scale": 0.05}, "feature 'age': center is 60.0 in the job and 0.0 here"),
+        ({"center": 1e5}, "feature 'age': center is 100000.0 in the job and 0.0 here"),
+        ({"missing": -1e5}, "feature 'age': center is 60.0 in the job and 0.0 here"),
+        ({"most": None}, "feature 'age': center is 60.0 in the job and 0.0 here"),
+    ],
+)
+def test_constants_by_which_single_records_would_stand_out_are_not_taken(
+    make_job, agreed, change, why
+):
+    job = make_job("fedavg", model=MODEL, features=[{**AGE, **change}, SEX, SUGAR])
+    with refused(why):
+        check_records(job, agreed(job), "here")
+
+
+def test_a_stand_in_may_lie_outside_the_range():
+    marked = Feature(name="n", least=1, most=3, missing=-1, center=2, scale=0.5)
+    x = torch.tensor([[(value - 2) / 0.5] for value in (-1, 1, 3, -2, 4)])
+    assert outside([marked], x) == {"n": 2}
+    assert marked.constants() == {"center": 2.0, "scale": 0.5, "missing": -1.0}
 
 
 def test_values_in_another_unit_are_refused_by_their_range(job, read):
@@ -160,7 +207,6 @@ def test_a_contract_that_does_not_go_with_the_model_is_refused(make_job, feature
         ({"missing": "none"}, "is no number; declare categories, or give a number"),
         ({"missing": "inf"}, "is no number"),
         ({"missing": "5.50"}, "is no number"),  # 5.5 has one spelling
-        ({"missing": 5, "most": 4}, "missing = 5.0 is outside -inf to 4.0; give one within"),
         ({"scale": 0}, "greater than 0"),
         ({"mean": 3}, "mean"),
     ],

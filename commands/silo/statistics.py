@@ -1,0 +1,85 @@
+"""``staddle data statistics``: what a job of this method found, and a contract made of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...algorithms.data.features import Feature
+from ...algorithms.methods.statistics import Summary, summaries
+from ...errors import LocalError
+from ...files import tensor_file
+from ..console import printer
+from ..console.toml import to_toml
+from .data import contract_of
+
+QUANTILES = (0.05, 0.5, 0.95)
+COLUMNS = ("feature", "missing", "outside", "mean", "deviation", "5 %", "median", "95 %")
+RIGHT = tuple(range(1, len(COLUMNS)))  # columns of numbers
+OWN = "extra/"  # of a silo's tensors that are none of its model
+DIGITS = 4  # of constants that are drafted
+
+
+def statistics(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A silo's model.safetensors of the job, the coordinator's result.safetensors, or a"
+            " simulation's coordinator.safetensors.",
+        ),
+    ],
+    job: Annotated[
+        Path, typer.Option(metavar="JOB", help="The job file or the signed job that found it.")
+    ],
+) -> None:
+    """Show what the records of all silos are like, and draft the features of the next job.
+
+    Quantiles are as exact as a bin of the histogram is wide. In the draft, values are centred by
+    their mean and scaled by their deviation, and the mean stands in for a missing one.
+    """
+    contract = contract_of(job)
+    tensors, _ = tensor_file.read(file)
+    sums = {name.removeprefix(OWN): tensor for name, tensor in tensors.items()}
+    try:
+        found = summaries(contract.features, sums, QUANTILES)
+        records, classes = int(sums["records"]), sums["classes"].tolist()
+        by_class = dict(zip(contract.class_names or ("all",), classes, strict=True))
+    except (KeyError, ValueError, TypeError) as error:
+        raise LocalError(
+            f"{file}: has no statistics of the features of {job}; give the file and the job of one"
+            f" run of the method statistics ({error})"
+        ) from error
+    rows = list(map(_row, *zip(*found.numbers.items(), strict=True)))
+    printer.show(
+        printer.PrintedTable(
+            COLUMNS, rows, RIGHT, title=f"{records:,} training records: {_counted(by_class)}"
+        )
+    )
+    for name, counts in found.categories.items():
+        printer.show(f"{name}: {_counted(counts)}")
+    printer.show("", "# The features of the next job, as these records have them.")
+    for feature in contract.features:
+        drafted = to_toml(_drafted(feature, found.numbers.get(feature.name)))
+        printer.show("[[features]]", *drafted.strip().split("\n"), "")
+
+
+def _row(name: str, one: Summary) -> tuple[str, ...]:
+    values = map("{:.4g}".format, (one.mean, one.deviation, *one.quantiles))
+    return name, f"{one.missing:,}", f"{one.outside:,}", *values
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    total = max(sum(counts.values()), 1)
+    return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in counts.items())
+
+
+def _drafted(feature: Feature, found: Summary | None) -> dict[str, Any]:
+    """The keys of a feature in a job file, with center, scale and missing as they were found."""
+    said = feature.model_dump(exclude_defaults=True)
+    if found is None or not found.deviation > 0:
+        return said
+    mean, deviation = (float(f"{value:.{DIGITS}g}") for value in (found.mean, found.deviation))
+    drafted = {**said, "center": mean, "scale": deviation}
+    return {**drafted, "missing": mean} if feature.missing else drafted
