@@ -223,10 +223,10 @@ def summaries(
     rows: Iterable[tuple[Any, ...]] = zip(numbers, *given, strict=True)
     found = {one.name: _summary(one, quantiles, records, *own) for one, *own in rows}
     counted = sums.get("categories", none).tolist()
-    keys = [(name, category) for name, own in coded.items() for category in own]
-    counts: dict[str, dict[str, int]] = {name: {} for name in coded}
-    for (name, category), count in zip(keys, counted, strict=True):
-        counts[name][category] = count
+    if len(counted) != sum(map(len, coded.values())):
+        raise ValueError(f"{len(counted)} categories")
+    cells = iter(counted)
+    counts = {name: dict(zip(own, cells, strict=False)) for name, own in coded.items()}
     return Found(found, counts)
 
 

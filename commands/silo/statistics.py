@@ -18,7 +18,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 COLUMNS = ("feature", "missing", "outside", "mean", "deviation", "5 %", "median", "95 %")
 RIGHT = tuple(range(1, len(COLUMNS)))  # columns of numbers
 OWN = "extra/"  # of a silo's tensors that are none of its model
-DIGITS = 4  # of constants that are drafted
+SHORT = "{:.4g}".format
 
 
 def statistics(
@@ -66,7 +66,7 @@ def statistics(
 
 
 def _row(name: str, one: Summary) -> tuple[str, ...]:
-    values = map("{:.4g}".format, (one.mean, one.deviation, *one.quantiles))
+    values = map(SHORT, (one.mean, one.deviation, *one.quantiles))
     return name, f"{one.missing:,}", f"{one.outside:,}", *values
 
 
@@ -80,6 +80,6 @@ def _drafted(feature: Feature, found: Summary | None) -> dict[str, Any]:
     said = feature.model_dump(exclude_defaults=True)
     if found is None or not found.deviation > 0:
         return said
-    mean, deviation = (float(f"{value:.{DIGITS}g}") for value in (found.mean, found.deviation))
+    mean, deviation = map(float, map(SHORT, (found.mean, found.deviation)))
     drafted = {**said, "center": mean, "scale": deviation}
     return {**drafted, "missing": mean} if feature.missing else drafted
