@@ -14,6 +14,7 @@ from torch import nn
 
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.lazy import LazyRecords
+from ..algorithms.data.options import UndeclaredError
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
@@ -144,7 +145,10 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
                 " job's model"
             ),
         )
-    records = source.load(None)
+    try:
+        records = source.load(None)
+    except UndeclaredError as error:
+        return None, f"{error}; --job JOB.json reads the records as a job declares them"
     shape = list(records.x.shape[1:])
     said = f"{source.where}: {len(records)} records of shape {shape}, {_truths(records)}"
     if isinstance(records.x, LazyRecords):

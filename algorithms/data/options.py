@@ -35,6 +35,10 @@ COPIES = 2  # of the records in memory: these, and those of both sides of the sp
 FEWER = "give fewer records, or free memory"
 
 
+class UndeclaredError(LocalError):
+    """A value is missing, and neither the table nor a job says what it counts as."""
+
+
 class SourceTable(Strict):
     """The properties of a source that are known before a record is read.
 

@@ -3,7 +3,8 @@
 No model is trained. With the results people agree on a contract: how values are centred and scaled,
 what stands in for missing ones, whether a silo's column is in another unit. Silo i has n_i training
 records; value x of a feature is as in the file, before it is centred and scaled; the job's
-``features`` declare its range [a, b], and ``missing``, by which a missing value is known.
+``features`` declare its range [a, b], and ``missing``, a number outside by which a missing value
+is known.
 
     (1) u = (x - a) / (b - a), brought into [0, 1] and rounded to steps of 2^-18
     (2) at silo i, of each number:    p_i = Σ 1,  s_i = Σ u,  q_i = Σ u²  over records that are not
@@ -33,7 +34,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, inf, log2, nan
+from math import ceil, floor, inf, log2, nan, sqrt
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
@@ -50,8 +51,8 @@ from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec, picked
 from ..method import FeatureSpec, Method, Setting
 from ..tasks import task
 
-STEPS = 2**18  # of a value within its range: sums of 2^22 records stay below 2^40
-MOST_RECORDS = 2**22
+STEPS = 2**18  # of a value within its range: sums of fewer than 2^22 records stay below 2^40
+MOST_RECORDS = 2**22 - 1
 SAID = ("low", "high", "center", "scale", "stand_in")
 PER_NUMBER = 4  # squares that one value adds to its record's norm, at most: 1, its bin, u and u²
 
@@ -87,9 +88,8 @@ class Statistics(Method):
         # [5, numbers]
         said = list(map(attrgetter(*SAID), numbers.values()))
         self.said = torch.tensor(said, dtype=torch.float64).reshape(-1, len(SAID)).T
-        # A power of two, by which sums stay exact; it brings a record's norm to 1 at most.
         squares = PER_NUMBER * len(numbers) + len(setting.features) - len(numbers)
-        self.share = 2.0 ** -ceil(log2(squares) / 2)
+        self.share = _share(squares)
         count = len(numbers)
         specs = _specs(
             records=(1,),
@@ -152,7 +152,7 @@ class Statistics(Method):
             "present": below[-1].double(),
             "histogram": torch.stack(below).diff(dim=0, prepend=below[0][None] * 0).T.double(),
             "sums": u.sum(0),
-            "squares": u.square().sum(0),
+            "squares": ((u.square() * STEPS).round() / STEPS).sum(0),
             "categories": rows[:, self.categories.to(x.device)].double().sum(0),
         }
         return {name: self.share * value for name, value in found.items()}
@@ -253,15 +253,29 @@ def _summary(
         )
 
 
+def _share(squares: int) -> float:
+    """At most 1 / √squares, to a 128th: what brings a record's norm to 1 at most.
+
+    It has eight bits, so that sums of records in steps stay exact.
+    """
+    power = 2.0 ** -ceil(log2(squares) / 2)
+    return power * floor(128 / (sqrt(squares) * power)) / 128
+
+
 def _fault(features: tuple[FeatureSpec, ...], rounds: int) -> str:
     """Why there are no statistics of these features; empty if there are."""
     if not features:
         return "the job declares no features; add [[features]], one entry per feature"
-    for one in features:
-        if one.categories is None and not -inf < one.low < one.high < inf:
+    for one in (one for one in features if one.categories is None):
+        if not -inf < one.low < one.high < inf:
             return (
                 f"feature {one.name!r} has no range; give it least and most, between which the bins"
                 " of its histogram lie"
+            )
+        if one.low <= one.stand_in <= one.high:
+            return (
+                f"feature {one.name!r}: missing = {one.stand_in:g} is in its range, so values that"
+                " are there would count as missing; give a number outside"
             )
     return "" if rounds == 1 else f"records are counted once, not {rounds} times; write rounds = 1"
 

@@ -49,7 +49,7 @@ def statistics(
     except (KeyError, ValueError, TypeError) as error:
         raise LocalError(
             f"{file}: has no statistics of the features of {job}; give the file and the job of one"
-            f" run of the method statistics ({error})"
+            " run of the method statistics"
         ) from error
     rows = list(map(_row, *zip(*found.numbers.items(), strict=True)))
     printer.show(
@@ -59,7 +59,12 @@ def statistics(
     )
     for name, counts in found.categories.items():
         printer.show(f"{name}: {_counted(counts)}")
-    printer.show("", "# The features of the next job, as these records have them.")
+    printer.show(
+        "Cells of few records of a silo count as 0 (the job's option fewest); shares are of what is"
+        " shown.",
+        "",
+        "# The features of the next job, as these records have them.",
+    )
     for feature in contract.features:
         drafted = to_toml(_drafted(feature, found.numbers.get(feature.name)))
         printer.show("[[features]]", *drafted.strip().split("\n"), "")
@@ -78,8 +83,12 @@ def _counted(counts: Mapping[str, int]) -> str:
 def _drafted(feature: Feature, found: Summary | None) -> dict[str, Any]:
     """The keys of a feature in a job file, with center, scale and missing as they were found."""
     said = feature.model_dump(exclude_defaults=True)
-    if found is None or not found.deviation > 0:
+    if found is None:
+        return said
+    stands = said.pop("missing", None)
+    # Nothing is known of a feature that nobody has, or that is the same everywhere.
+    if not found.deviation > 0:
         return said
     mean, deviation = map(float, map(SHORT, (found.mean, found.deviation)))
     drafted = {**said, "center": mean, "scale": deviation}
-    return {**drafted, "missing": mean} if feature.missing else drafted
+    return {**drafted, "missing": mean} if stands else drafted

@@ -166,7 +166,7 @@ class BlindCollector(Collector):
 
     @property
     def context(self) -> bytes:
-        """That of the attempt at a sum that runs, for masked words."""
+        """What masked words of the running attempt at a sum are bound to."""
         return b"" if self.summing is None else self.summing.ctx
 
     def missing(self, silo: str, round_: int) -> list[str]:

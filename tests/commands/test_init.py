@@ -36,6 +36,7 @@ FILES = [
     *(("job", ("--method", method), JobFile, 0o644) for method in METHODS),
     ("job", ("--method", "fedaims", "--private"), JobFile, 0o644),
     ("job", ("--method", "statistics"), JobFile, 0o644),
+    ("job", ("--method", "statistics", "--private"), JobFile, 0o644),
 ]
 
 

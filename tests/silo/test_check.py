@@ -153,6 +153,18 @@ def test_a_policy_that_is_none_or_empty(federation, look, config):
     assert "coordinator:" not in declined  # which has said nothing
 
 
+def test_a_value_whose_stand_in_a_job_may_declare_is_no_fault(federation, config):
+    folder = federation.folder / "silo-a"
+    (folder / "p.csv").write_text("age,outcome\n,1\n4,0\n")
+    table = 'kind = "csv"\nfile = "p.csv"\nlabel = "outcome"\nfeatures = ["age"]\n'
+    before, _, after = config.read_text().partition("[data]\n")
+    config.write_text(f"{before}[data]\n{table}\n" + "".join(after.partition("\n\n")[2:]))
+    found = next(finding for finding in check(config).findings if finding.name == "data")
+    assert found.ok
+    assert "line 2, column 'age': is missing; complete it" in found.text
+    assert "--job JOB.json reads the records as a job declares them" in found.text
+
+
 def test_data_and_weights_that_cannot_be_read(federation, look, config):
     (federation.folder / "silo-a" / "data.npz").write_bytes(b"x")
     config.write_text(

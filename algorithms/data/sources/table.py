@@ -26,7 +26,7 @@ from ....files.file_bounds import check_fits
 from ...models.class_names import composed
 from ..dataset import Dataset
 from ..features import NUMBER, Feature, stated
-from ..options import DataTable, Names, Number, Positive
+from ..options import DataTable, Names, Number, Positive, UndeclaredError
 from ..rows import Reading
 
 # fits int64; record_checks rejects classes out of range
@@ -297,12 +297,11 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
     # First, since ``missing`` may declare a category for the missing cells of a column.
     if text in table.missing_marks:
         if name not in table.missing:
-            raise _fault(
-                table,
-                line,
-                name,
-                "is missing; complete it, or declare what it counts as in data.missing or the job",
+            why = (
+                "is missing; complete it, or declare what it counts as, in data.missing or, with"
+                " least and most, in the job's features"
             )
+            raise UndeclaredError(str(_fault(table, line, name, why)))
         value = table.missing[name]
     known = table.categories.get(name)
     if known is None:
