@@ -122,6 +122,7 @@ class Setting:
     directed: bool = False
     # what each feature of a record is, where the job says it
     features: tuple[FeatureSpec, ...] = ()
+    noised: bool = False  # a private job: what is measured of records is noisy
 
 
 class NoOptions(Strict):
@@ -149,6 +150,8 @@ class Method(ABC):
     """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: bool = False
     """True if round 0 asks every silo for facts alone, before anything trains."""
+    trains: bool = True
+    """False if no model is trained, and records are only counted."""
     tunes: bool = False
     """True if one more round ends the job, in which every silo trains for itself alone."""
     directed_for: Literal["", "away", "members"] = ""

@@ -19,7 +19,7 @@ from ...files.documents import Real, Strict
 from ..models.class_names import composed
 
 MOST_SHOWN = 5  # faults, in one error
-REACH = 1000  # scales from the center
+REACH = 50  # scales from the center
 LONGEST_FAULT = 400  # characters
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -104,17 +104,19 @@ class Feature(Strict):
         """Numbers of a record that it takes."""
         return 1 if self.categories is None else len(self.categories)
 
-    def constants(self) -> Mapping[str, float | str | None]:
+    def constants(self, wary: bool = True) -> Mapping[str, float | str | None]:
         """The center, scale and missing that a silo takes from the job where it states none.
 
-        Only where no value of the range lies further away than ``REACH`` scales: an operator could
-        choose others so that single records stand out.
+        Where it is ``wary``, since a model trains: only if the range ends within ``REACH`` scales
+        of the center, and the stand-in lies in it. An operator could choose others so that single
+        records stand out, and their labels show in the model.
         """
         if self.categories is not None:
             return {"missing": self.missing}
-        far = (self.low - self.center, self.high - self.center, self.stand_in - self.center)
-        # The last may be NaN, which is larger than nothing.
-        if max(map(abs, far)) > REACH * self.scale:
+        far = max(abs(self.low - self.center), abs(self.high - self.center))
+        # The last two are NaN where nothing stands in, and NaN is larger than nothing.
+        excess = max(far - REACH * self.scale, self.low - self.stand_in, self.stand_in - self.high)
+        if wary and excess > 0:
             return {}
         missing = self.missing and self.stand_in
         return {"center": self.center, "scale": self.scale, "missing": missing}

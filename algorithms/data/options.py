@@ -148,13 +148,16 @@ class DataTable(SourceTable, ABC):
         """
         return False
 
-    def load(self, model: ModelOptions | None, features: Sequence[Feature] = ()) -> Dataset:
+    def load(
+        self, model: ModelOptions | None, features: Sequence[Feature] = (), *, wary: bool = False
+    ) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
-        ``features`` are those that the job declares. Without a model the records are read before
-        there is a job; LocalError if the kind needs one, or memory runs out.
+        ``features`` are those that the job declares; ``wary`` as in ``Feature.constants``. Without
+        a model the records are read before there is a job; LocalError if the kind needs one, or
+        memory runs out.
         """
-        table = self.agreed(features)
+        table = self.agreed(features, wary)
         try:
             if model is None:
                 return table.read()
@@ -165,7 +168,7 @@ class DataTable(SourceTable, ABC):
                 f"{self.where}: out of memory while reading the records; give fewer records"
             ) from error
 
-    def agreed(self, features: Sequence[Feature]) -> Self:
+    def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
         """The table with what it leaves to a job's declaration, where its kind leaves anything."""
         return self
 

@@ -70,7 +70,7 @@ class Kind(IntEnum):
 
 # Non-negative by nature: their inner products disclose the values up to the order of classes
 # (SECURITY.md rule 2).
-DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
+DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC, Kind.STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -699,6 +699,7 @@ class Job:
             self.security.class_counts,
             self.security.mix == "directed",
             self.features,
+            self.privacy is not None,
         )
 
     def method(self) -> Method:

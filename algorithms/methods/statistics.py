@@ -18,16 +18,16 @@ is known.
 
 Differences from other software: NVIDIA FLARE's federated statistics have the coordinator see each
 silo's, take a second round for histograms, and keep back features by thresholds. Here one round is
-enough, since ranges are declared; nothing but sums need be seen; and a silo sends 0 for a cell with
-fewer than ``fewest`` of its records (for s, q and p too where p is below), so that a histogram does
-not show where single ones lie. How many such cells hold together follows from the totals, and so of
-two categories the rarer one.
+enough, since ranges are declared; nothing but sums need be seen; and a silo leaves out cells with
+fewer than ``fewest`` of its records, from the histogram and from p, s and q. So neither shows where
+single ones lie. How many are left out or missing follows from n, and so of two categories the
+rarer one.
 
 Wire list, in the only round: ``counts`` (COUNTS, Sum in whole numbers: n, classes, p, histogram and
 categories) and ``values`` (STATISTICS, Sum: s and q in steps, as whole numbers) up; both down in
 the final delivery, so that every silo keeps them. In a private job a record's share of (2) and (3)
 has a norm of at most 1, so that a ``statistics_clip`` of 1 cuts nothing. There noise hides single
-records, and ``fewest = 0`` is better: what is below 0 by noise counts as 0 all the same.
+records, nothing is left out, and what is below 0 by noise counts as 0.
 """
 
 from collections import ChainMap
@@ -63,7 +63,7 @@ class StatisticsOptions(Strict):
     bins: Annotated[int, Field(strict=True, ge=1, le=1000)] = 20
     """Equal parts of a number's range in its histogram."""
     fewest: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 5
-    """A silo sends 0 for a cell with fewer of its records; 0 or 1: it sends all as they are."""
+    """A silo leaves out cells with fewer of its records; in a private job none, whatever it is."""
 
 
 class Statistics(Method):
@@ -72,6 +72,7 @@ class Statistics(Method):
     name = "statistics"
     version = 1
     product: Literal["delivered", "trained"] = "delivered"
+    trains = False
     options_model = StatisticsOptions
     options: StatisticsOptions
 
@@ -146,13 +147,21 @@ class Statistics(Method):
         u = torch.where(here, (within.clamp(0, 1) * STEPS).round() / STEPS, 0)  # (1)
         bins = torch.arange(self.options.bins, dtype=torch.float64, device=x.device)[:, None]
         edges = as_read(low + (high - low) * (bins / self.options.bins))  # [bins, numbers]
-        below = [(here & (own < edge)).sum(0) for edge in edges]
-        below += [(here & (own <= as_read(high))).sum(0), here.sum(0)]
+        below = [here & (own < edge) for edge in edges]
+        below += [here & (own <= as_read(high)), here]
+
+        def by_cell(value: Tensor, ends: Sequence[Tensor]) -> Tensor:
+            up_to = torch.stack([torch.where(end, value, 0).sum(0) for end in ends])
+            return up_to.diff(dim=0, prepend=up_to[:1] * 0).T  # [numbers, cells]
+
+        # Cell by cell, so that those of few records can be left out; with noise all at once.
+        ends = below[-1:] if self.setting.noised else below
+        one, squares = torch.ones_like(u), (u.square() * STEPS).round() / STEPS
         found = {  # (2) and (3)
-            "present": below[-1].double(),
-            "histogram": torch.stack(below).diff(dim=0, prepend=below[0][None] * 0).T.double(),
-            "sums": u.sum(0),
-            "squares": ((u.square() * STEPS).round() / STEPS).sum(0),
+            "histogram": by_cell(one, below),
+            "present": by_cell(one, ends),
+            "sums": by_cell(u, ends),
+            "squares": by_cell(squares, ends),
             "categories": rows[:, self.categories.to(x.device)].double().sum(0),
         }
         return {name: self.share * value for name, value in found.items()}
@@ -167,11 +176,13 @@ class Statistics(Method):
         sums = {name: value / self.share for name, value in facts.measured.items()}
         sums["classes"] = facts.class_counts.double()
         sums["records"] = sums["classes"].sum(0, keepdim=True)
-        few = max(self.options.fewest, 1) - 0.5  # noisy counts are no whole numbers
-        known = sums["present"] > few
-        for spec in self.values.tensors:
-            steps = torch.where(known, sums[spec.name] * STEPS, 0)
-            sums[spec.name] = steps.clamp(min=0).round().long()
+        noised = self.setting.noised
+        few = 0.5 if noised else max(self.options.fewest, 1) - 0.5
+        # The values of few records would show in sums, and their number in p.
+        kept = (sums["histogram"] > few) | noised
+        for name, unit in (("present", 1), ("sums", STEPS), ("squares", STEPS)):
+            cells = sums[name] * kept[:, : sums[name].shape[1]] * unit
+            sums[name] = cells.sum(1).clamp(min=0).round().long()
         for spec in self.counts.tensors:
             cells = sums[spec.name]
             sums[spec.name] = torch.where(cells > few, cells, 0).round().long()
@@ -191,10 +202,11 @@ class Statistics(Method):
 class Summary:
     """Eq. 6 of one feature that is a number, over all silos; NaN where none has a value.
 
-    ``outside`` have a value beyond the range. ``quantiles`` are as exact as a bin is wide.
+    ``left_out`` have no value, or one in a cell of few records; ``outside`` one beyond the range.
+    ``quantiles`` are as exact as a bin is wide.
     """
 
-    missing: int
+    left_out: int
     outside: int
     mean: float
     deviation: float
@@ -245,7 +257,7 @@ def _summary(
         mean, square = np.array([total, squares]) / np.array(present * STEPS)
         found = np.interp(np.array(quantiles) * up_to[-1], up_to[:-1], edges)
         return Summary(
-            missing=records - present,
+            left_out=records - present,
             outside=histogram[0] + histogram[-1],
             mean=float(one.low + span * mean),
             deviation=float(span * np.sqrt(np.maximum(square - mean * mean, 0))),
@@ -267,7 +279,7 @@ def _fault(features: tuple[FeatureSpec, ...], rounds: int) -> str:
     if not features:
         return "the job declares no features; add [[features]], one entry per feature"
     for one in (one for one in features if one.categories is None):
-        if not -inf < one.low < one.high < inf:
+        if not 0 < one.high - one.low < inf:
             return (
                 f"feature {one.name!r} has no range; give it least and most, between which the bins"
                 " of its histogram lie"

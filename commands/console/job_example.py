@@ -54,11 +54,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
             **dict(zip(map("# {}".format, SAID), SAID, strict=True)),
             "confusion = true": "# confusion = false",
         },
-        # where noise hides single records, and is not to hide the sums
-        "private": {
-            "# fewest = 5": "fewest = 0",
-            "# statistics_sigma = 20.0": "statistics_sigma = 2.0",
-        },
+        # Noise of 20 would hide the sums of a hospital.
+        "private": {"# statistics_sigma = 20.0": "statistics_sigma = 2.0"},
     },
 }
 

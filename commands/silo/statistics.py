@@ -15,7 +15,7 @@ from ..console.toml import to_toml
 from .data import contract_of
 
 QUANTILES = (0.05, 0.5, 0.95)
-COLUMNS = ("feature", "missing", "outside", "mean", "deviation", "5 %", "median", "95 %")
+COLUMNS = ("feature", "left out", "outside", "mean", "deviation", "5 %", "median", "95 %")
 RIGHT = tuple(range(1, len(COLUMNS)))  # columns of numbers
 OWN = "extra/"  # of a silo's tensors that are none of its model
 SHORT = "{:.4g}".format
@@ -60,8 +60,8 @@ def statistics(
     for name, counts in found.categories.items():
         printer.show(f"{name}: {_counted(counts)}")
     printer.show(
-        "Cells of few records of a silo count as 0 (the job's option fewest); shares are of what is"
-        " shown.",
+        "Left out: values that are missing, or in cells of few records of a silo (the job's option"
+        " fewest).",
         "",
         "# The features of the next job, as these records have them.",
     )
@@ -72,7 +72,7 @@ def statistics(
 
 def _row(name: str, one: Summary) -> tuple[str, ...]:
     values = map(SHORT, (one.mean, one.deviation, *one.quantiles))
-    return name, f"{one.missing:,}", f"{one.outside:,}", *values
+    return name, f"{one.left_out:,}", f"{one.outside:,}", *values
 
 
 def _counted(counts: Mapping[str, int]) -> str:

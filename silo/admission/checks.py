@@ -460,7 +460,7 @@ def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[D
     # The split follows from a secret of this silo: the coordinator cannot tell on which records a
     # model was tested.
     where = config.data.where
-    records = config.data.load(job.model, job.features)
+    records = config.data.load(job.model, job.features, wary=job.method().trains)
     check_records(job, records, where)
     train, test = split(records, key, config.data.test_fraction)
     check_training(job, train, silo, where)

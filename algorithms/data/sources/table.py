@@ -175,9 +175,9 @@ class Table(DataTable):
                 f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
             )
 
-    def agreed(self, features: Sequence[Feature]) -> Self:
+    def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
         """With the job's center, scale and missing for features of which the table states none."""
-        said = {composed(feature.name): feature.constants() for feature in features}
+        said = {composed(feature.name): feature.constants(wary) for feature in features}
         changed: dict[str, dict[str, float | str]] = {}
         for key in ("center", "scale", "missing"):
             jobs = {name: said.get(composed(name), {}).get(key) for name in self.features}
