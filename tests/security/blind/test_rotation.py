@@ -230,7 +230,7 @@ def test_vectors_of_one_sign_are_refused():
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_kinds_that_a_gram_discloses_are_refused(kind):
-    if kind in (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC):
+    if kind in (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC, Kind.STATISTICS):
         with pytest.raises(LocalError, match=f"is of kind {kind.name.lower()}"):
             r.check_kind("p", kind)
     else:
