@@ -303,11 +303,9 @@ class StandingRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
 
 class StandingReply(_message.Message):
-    __slots__ = ("received", "receipt", "closed")
+    __slots__ = ("received", "receipt")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
     received: int
     receipt: Receipt
-    closed: bool
-    def __init__(self, received: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., closed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, received: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...

@@ -164,11 +164,6 @@ class BlindCollector(Collector):
             return False
         return self.summing.awaits(silo, context)
 
-    @property
-    def context(self) -> bytes:
-        """What masked words of the running attempt at a sum are bound to."""
-        return b"" if self.summing is None else self.summing.ctx
-
     def missing(self, silo: str, round_: int) -> list[str]:
         """Parts that have to be here, and signed where they are padded, before masked words."""
         return self._hidden.lacks(silo, round_) if self._run.opens(silo, round_) else []

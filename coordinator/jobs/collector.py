@@ -172,11 +172,6 @@ class Collector(ABC):
         ``context`` binds a blind upload to its round; it is empty in a plain job.
         """
 
-    @property
-    def context(self) -> bytes:
-        """What an upload of the open round has to be bound to now; empty in a plain job."""
-        return b""
-
     def missing(self, silo: str, round_: int) -> Sequence[str]:
         """Parts that a silo has to upload, and sign, before all else in the open round."""
         return ()

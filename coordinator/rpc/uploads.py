@@ -124,8 +124,7 @@ class Uploads:
             return pb.StandingReply(receipt=receipt)
         held = self._daemon.held.get(silo)
         return pb.StandingReply(
-            received=held.size if held is not None and held.fits(run, round_, part) else 0,
-            closed=not run.awaits(silo, round_, run.collector.context, part),
+            received=held.size if held is not None and held.fits(run, round_, part) else 0
         )
 
     async def _receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:

@@ -47,7 +47,7 @@ from ...security.secagg.silo_events import (
 from ...security.secagg.spec import Frame, RoundSpec
 from ..admission.signed_sets import SignedSets
 from ..egress.messages import Masking, streamed_of
-from ..egress.outcomes import DeniedError, SettledUpload, SumRecords
+from ..egress.outcomes import DeniedError, SumRecords
 from ..egress.session import TurnedAwayError
 from ..parts.contributions import Contributions
 from ..parts.declared import Declared
@@ -233,19 +233,12 @@ class BlindRound:
         self._again += 1
         return self._again <= MOST_AGAIN
 
-    def settled(self, upload: SettledUpload) -> None:
-        """Note what became of an upload of this round whose connection broke.
+    def accepted(self, ctx: bytes) -> None:
+        """Note that the coordinator has the upload bound to this, whose connection broke.
 
-        One that the coordinator has is made again for its header, and does not leave. One that it
-        awaits no more ends its attempt.
+        The upload is then made again for its header, and does not leave.
         """
-        ctx, state = bytes.fromhex(upload.ctx), self._state
-        if upload.status == "sent":
-            self._uploaded = ctx
-        # Perhaps it was refused: gRPC loses the answer to a stream that is still being written. The
-        # silo would upload in vain, again and again, until its policy has enough of it.
-        elif upload.closed and state is not None and (state.ctx, state.stage) == (ctx, "uploading"):
-            self._advance(AttemptStopped("the coordinator awaits our upload no more"))
+        self._uploaded = ctx
 
     def _attempt(self, state: SiloAttempt) -> Attempt:
         return Attempt(

@@ -275,13 +275,13 @@ class BlindRounds:
         Call it after a greeting, before the round resumes.
         """
         # A plain upload has no context and does not matter here.
-        if not upload.ctx:
+        if upload.status != "sent" or not upload.ctx:
             return
-        of, now = (upload.job, upload.round), self._now
-        if upload.status == "sent":
-            self._accepted.setdefault(of, set()).add(bytes.fromhex(upload.ctx))
+        ctx, now = bytes.fromhex(upload.ctx), self._now
+        of = (upload.job, upload.round)
+        self._accepted.setdefault(of, set()).add(ctx)
         if now is not None and of == (now.job.name, now.round):
-            now.settled(upload)
+            now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:
         """The contexts of a round's uploads that the coordinator has; the set may grow.

@@ -26,6 +26,7 @@ from ...proto.convert import group_key
 from ...proto.convert.secagg_received import read_delivery
 from ...proto.federation_pb2_grpc import FederationStub
 from ...proto.frames import Frame, decode, encode
+from .call_end import CallEnd, Ended
 
 CALL_SECONDS = 20.0
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
@@ -175,16 +176,15 @@ class Client:
         An error raised by ``frames`` ends the call and is raised here.
         """
         call = self._upload(timeout=transfer_seconds(size))
+        end = CallEnd(call)
         try:
             async for frame in frames:
                 await call.write(frame)  # waits while the coordinator is busy: back-pressure
             await call.done_writing()
             return cast("pb.Receipt", self._present(await call))
-        except grpc.aio.AioRpcError as error:
-            raise self._explained(error) from None
-        # the call ended before all was written
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            raise self._ended(await self._final_status(call)) from None
+        # also where the call ended before all was written
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            raise self._ended(await end.told()) from None
         finally:
             # If ``frames`` raised, the call is still open; cancelling an ended call does nothing.
             call.cancel()
@@ -207,16 +207,11 @@ class Client:
             )
         return message
 
-    async def _final_status(self, call: Any) -> tuple[Any, str, str]:
-        # The coordinator's code comes in the trailing metadata, next to gRPC's own.
-        trailing = dict(await call.trailing_metadata() or ())
-        return await call.code(), await call.details() or "", str(trailing.get(ERROR_METADATA, ""))
-
     def _explained(self, error: grpc.aio.AioRpcError) -> PeerError:
         code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
         return self._ended((error.code(), error.details() or "", code))
 
-    def _ended(self, status: tuple[Any, str, str]) -> PeerError:
+    def _ended(self, status: Ended) -> PeerError:
         """A refusal keeps its code; anything else means that the coordinator cannot be reached."""
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper

@@ -42,7 +42,6 @@ class SettledUpload:
     why: str
     digest: int | None  # seq of its DIGEST record, if it is ``sent``
     ctx: str = ""  # what a blind upload was bound to, hex
-    closed: bool = False  # the coordinator awaits no such upload any more
 
 
 class DeniedError(LocalError):
@@ -156,7 +155,7 @@ class Outcomes:
 
     async def _settle(self, ask: Ask, message: Unsettled) -> SettledUpload:
         intent = message.intent
-        status, receipt, why, closed = await self._standing(ask, message)
+        status, receipt, why = await self._standing(ask, message)
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
         # A receipt says that all of it left, whatever was handed to the transport.
@@ -164,10 +163,10 @@ class Outcomes:
             message.seq, status, intent.message.bytes if status == "sent" else handed, receipt
         )
         place = message.place.seq if message.place and status == "sent" else None
-        return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent), closed)
+        return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent))
 
-    async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str, bool]:
-        """The status, the receipt, why the upload is not ``sent``, and whether it came too late."""
+    async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
+        """The status, the receipt, and why the upload is not ``sent``."""
         intent = message.intent
         try:
             # a hidden message is of one part
@@ -177,18 +176,20 @@ class Outcomes:
             # The coordinator does not know the job any more: the bytes count as left.
             if error.code != "UNKNOWN_JOB":
                 raise
-            return "unknown", b"", str(error), True
+            return "unknown", b"", str(error)
         # The next upload of the same bytes resumes after these.
         self._received[intent.job_digest, intent.round, _ctx(intent)] = reply.received
         if not reply.HasField("receipt"):
-            awaited = ", and awaits it no more" * reply.closed
-            why = f"the coordinator has {reply.received} bytes that wait for the rest{awaited}"
-            return "unknown", b"", why, reply.closed
+            return (
+                "unknown",
+                b"",
+                f"the coordinator has {reply.received} bytes that wait for the rest",
+            )
         try:
             self.check_receipt(message.seq, reply.receipt)
         except PeerError as error:  # a receipt for something else
-            return "unknown", b"", str(error), False
-        return "sent", reply.receipt.signature, "", False
+            return "unknown", b"", str(error)
+        return "sent", reply.receipt.signature, ""
 
 
 def _ctx(intent: Intent) -> str:

@@ -60,22 +60,6 @@ def behind(caller, offset):
     return [first, *chunks[-(-offset // CHUNK_BYTES) :], end]
 
 
-async def test_a_silo_learns_that_its_upload_is_awaited_no_more(serving):
-    """A refusal may not reach a silo that still writes: it asks, instead of uploading again."""
-    async with serving() as (north, east):
-        assert not (await north.standing()).closed
-        assert (await north.standing(round_=1)).closed  # not yet
-        await interrupted(north, 2, serving.spool)
-        assert not (await north.standing()).closed
-        await north.contribute()
-        await east.contribute()
-        assert (await north.told("round")).round == 1
-        last = await north.standing()
-        assert last.HasField("receipt")
-        assert not last.closed
-        assert not (await north.standing(round_=1)).closed
-
-
 @pytest.mark.parametrize("number", [1, 2, 4, CHUNKS + 2])
 async def test_the_rest_of_an_upload_is_taken_with_the_digests_of_all_of_it(serving, number):
     async with serving() as (north, east):

@@ -19,8 +19,10 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.stream import Digester
 from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.silo.egress.session import TurnedAwayError, open_client
 
 SILOS = ("north", "east", "south")
+UPLOADS, PIECES = 20, 64
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +339,27 @@ async def test_a_round_takes_one_upload_a_silo_and_none_when_closed(setup):
         await south.answer("FAILED", 0, pb.ERROR_CODE_TRAINING)
         assert (await north.poll()).round.round == 1
         await refused(south.upload(frames_of(south), wary=True), *closed)
+
+
+async def test_a_silo_that_still_writes_hears_that_it_is_refused(setup):
+    """Before: for nearly all such uploads it took the connection for lost."""
+    async with running(setup.config) as address, raw_silos(address, setup) as (north, _, _):
+        client = open_client(address, setup.keys["north"], setup.roster)
+        manifest, chunk, end = frames_of(north, round_=1)
+        payload = bytes(chunk.chunk)
+        step = len(payload) // PIECES
+
+        async def frames():
+            yield manifest
+            for at in range(0, len(payload), step):
+                yield tensor.Frame(chunk=payload[at : at + step])
+            yield end
+
+        for _ in range(UPLOADS):
+            with pytest.raises(TurnedAwayError, match="does not await") as caught:
+                await client.upload(frames(), len(payload))
+            assert caught.value.code == "ROUND_CLOSED"
+        await client.close()
 
 
 async def test_another_jobs_digest_is_refused(setup):

@@ -28,7 +28,7 @@ from staddle.security.secagg.spec import Terms, specify
 from staddle.silo.blind.round import BlindRound
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.messages import masked
-from staddle.silo.egress.outcomes import DeniedError, SettledUpload
+from staddle.silo.egress.outcomes import DeniedError
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
 from staddle.silo.parts.tensors import exactly
@@ -226,11 +226,6 @@ class Kept:
         self.memories[instance] = memory
 
 
-def settled(ctx, status="unknown", closed=False):
-    """What became of an upload whose connection broke."""
-    return SettledUpload(JOB.name, FRAME.round, status, "", None, ctx.hex(), closed)
-
-
 async def until(holds):
     """Let the others go on until it holds."""
     for _ in range(1_000_000):
@@ -274,7 +269,7 @@ class Silos:
                 await self.rounds[silo].run()
             except UnreachableError:
                 if self.doors[silo].uploads and self.hall.summing.has_words(silo):
-                    self.rounds[silo].settled(settled(self.doors[silo].uploads[-1][0], "sent"))
+                    self.rounds[silo].accepted(self.doors[silo].uploads[-1][0])
             else:
                 return
 
@@ -523,43 +518,11 @@ async def test_masked_words_leave_after_the_parts_that_leave_one_by_one(hall, si
 
 @at_a_hall
 async def test_words_of_an_earlier_attempt_are_not_taken_for_those_of_this_one(hall, silos):
-    silos.rounds[SILOS[0]].settled(settled(bytes(32), "sent"))
+    silos.rounds[SILOS[0]].accepted(bytes(32))
     hall.begin()
     await silos.start(SILOS)
     check_sum(hall)
     assert len(silos.doors[SILOS[0]].uploads) == 1
-
-
-@pytest.mark.parametrize("closed", [True, False])
-@at_a_hall
-async def test_an_upload_that_is_awaited_no_more_is_not_made_again(hall, silos, closed):
-    """The coordinator refused it, and the silo saw a broken connection: gRPC's client does that."""
-    odd = SILOS[1]
-    door, entered, tried = silos.doors[odd], silos.rounds[odd], []
-    upload = door.upload_masked
-
-    async def lost(*given):
-        tried.append(given)
-        raise UnreachableError("coordinator", "Internal error from Core")
-
-    door.upload_masked = lost
-    hall.begin()
-    others = silos.start_but(odd)
-    with pytest.raises(UnreachableError):
-        await entered.run()
-    # Of another upload, and what is no answer, changes nothing.
-    entered.settled(settled(bytes(32), closed=True))
-    entered.settled(settled(entered._state.ctx, closed=closed))
-    door.upload_masked = upload
-    last = silos.start([odd])
-    if closed:
-        await until(lambda: door.sum_records.ends)
-        assert [end[:2] for end in door.sum_records.ends] == [(0, Code.STOPPED)]
-        assert (len(tried), door.uploads) == (1, [])
-        return
-    await asyncio.gather(others, last)
-    check_sum(hall)
-    assert len(door.uploads) == 1
 
 
 @at_a_hall
