@@ -85,8 +85,8 @@ METHODS: dict[str, type[Method]] = {
     "pfedsim": PFedSim,
     "ppfl": PPFL,
 }
-OWN: Mapping[str, type[Method]] = ChainMap(METHODS, {"statistics": Statistics})
-"""These, and what trains nothing."""
+ALL_METHODS: Mapping[str, type[Method]] = ChainMap(METHODS, {"statistics": Statistics})
+"""Those that train a model, and those that only count."""
 
 
 def names() -> list[str]:
@@ -94,7 +94,7 @@ def names() -> list[str]:
 
     Installed packages are listed, and not imported.
     """
-    return sorted({*OWN, *packages.names(packages.METHODS)})
+    return sorted({*ALL_METHODS, *packages.names(packages.METHODS)})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
@@ -104,8 +104,8 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     contract. Errors begin with ``origin``.
     """
     # The table first: an installed package cannot replace a method of Staddle's.
-    if name in OWN:
-        return OWN[name]
+    if name in ALL_METHODS:
+        return ALL_METHODS[name]
     if not packages.owners(packages.METHODS, name):
         raise LocalError(f"{origin}: unknown method {name!r}; {_hint(name)}")
     found, where = packages.load(packages.METHODS, name, f"{origin}: method {name!r}")

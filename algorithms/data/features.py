@@ -6,7 +6,7 @@ silo compares its own declaration and its records with that before anything is t
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from math import inf, isfinite, nan
 from typing import Annotated
@@ -19,7 +19,7 @@ from ...files.documents import Real, Strict
 from ..models.class_names import composed
 
 MOST_SHOWN = 5  # faults, in one error
-REACH = 50  # scales from the center
+REACH = 50.0  # scales from the center
 LONGEST_FAULT = 400  # characters
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -104,22 +104,24 @@ class Feature(Strict):
         """Numbers of a record that it takes."""
         return 1 if self.categories is None else len(self.categories)
 
-    def constants(self, wary: bool = True) -> Mapping[str, float | str | None]:
+    def constants(self, wary: bool = True) -> dict[str, float | str]:
         """The center, scale and missing that a silo takes from the job where it states none.
 
-        Where it is ``wary``, since a model trains: only if the range ends within ``REACH`` scales
-        of the center, and the stand-in lies in it. An operator could choose others so that single
-        records stand out, and their labels show in the model.
+        A silo is ``wary`` where a model trains. It then takes them only if the range ends within
+        ``REACH`` scales of the center, and the stand-in lies in the range. An operator could choose
+        others so that single records stand out, and the model would show their labels.
         """
-        if self.categories is not None:
-            return {"missing": self.missing}
-        far = max(abs(self.low - self.center), abs(self.high - self.center))
-        # The last two are NaN where nothing stands in, and NaN is larger than nothing.
-        excess = max(far - REACH * self.scale, self.low - self.stand_in, self.stand_in - self.high)
-        if wary and excess > 0:
-            return {}
-        missing = self.missing and self.stand_in
-        return {"center": self.center, "scale": self.scale, "missing": missing}
+        found: dict[str, float | str] = {}
+        if self.categories is None:
+            far = max(abs(self.low - self.center), abs(self.high - self.center))
+            # NaN, if nothing stands in, is below and above nothing.
+            beyond = self.stand_in < self.low or self.stand_in > self.high
+            if wary and (beyond or not far < REACH * self.scale):
+                return {}
+            found = {"center": self.center, "scale": self.scale}
+        if self.missing is not None:
+            found["missing"] = self.missing if self.categories else self.stand_in
+        return found
 
 
 def stated(
@@ -227,11 +229,11 @@ def _composed(categories: Sequence[str] | None) -> list[str]:
     return list(map(composed, categories or ()))
 
 
-def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
-    """How many records [N, …] lie outside the range of a feature, by its name; only where any do.
+def outside(features: Sequence[Feature], x: Tensor) -> dict[str, tuple[int, int]]:
+    """How many records [N, …] lie outside the range of a feature, and how many have a value.
 
-    ``x`` has the numbers of the features in their order, centred and scaled. What stands in for a
-    missing value lies where it may.
+    By the feature's name, and only where any lie outside. ``x`` has the numbers of the features in
+    their order, centred and scaled. What stands in for a missing value is none.
     """
     values, found, place = x.reshape(len(x), -1), {}, 0
     for feature in features:
@@ -244,9 +246,10 @@ def outside(features: Sequence[Feature], x: Tensor) -> dict[str, int]:
             (value - feature.center) / feature.scale
             for value in (feature.stand_in, feature.low, feature.high)
         )
-        records = int((((column < low) | (column > high)) & (column != stand_in)).sum())
+        here = column != stand_in
+        records = int((((column < low) | (column > high)) & here).sum())
         if records:
-            found[feature.name] = records
+            found[feature.name] = records, int(here.sum())
     return found
 
 
@@ -257,13 +260,13 @@ def out_of_range(features: Sequence[Feature], x: Tensor, share: float) -> list[s
     """
     ranges = {feature.name: feature for feature in features}
     faults = []
-    for name, records in outside(features, x).items():
+    for name, (records, values) in outside(features, x).items():
         # Never by a single record: an operator could find it by the ranges of several jobs.
-        if records > max(share * len(x), 1):
+        if records > max(share * values, 1):
             feature = ranges[name]
             unit = f" {feature.unit}" if feature.unit else ""
             faults.append(
-                f"feature {name!r}: {records} of {len(x)} records are outside {feature.low:g} to"
+                f"feature {name!r}: {records} of {values} records are outside {feature.low:g} to"
                 f" {feature.high:g}{unit}; is it in another unit?"
             )
     return faults

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from ...errors import LocalError
 from ...files import packages
 from ...files.packages import Package
-from ..catalog import OWN
+from ..catalog import ALL_METHODS
 from ..models.foreign import TORCHVISION
 from ..models.registry import NETWORKS
 from ..tasks.registry import TASKS
@@ -29,7 +29,7 @@ def packages_of(method: str, model: str, task: str) -> tuple[Package, ...]:
 def runs_others_code(document: Mapping[str, Any]) -> bool:
     """True if a document names a method, a model or a task that is not Staddle's own."""
     method, model, task = _names(document)
-    return method not in OWN or model not in NETWORKS or task not in TASKS
+    return method not in ALL_METHODS or model not in NETWORKS or task not in TASKS
 
 
 def unlisted(document: Mapping[str, Any], allowed: Allowed) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _named(method: str, model: str, task: str) -> list[tuple[str, str, str]]:
     """Group and name of each entry point of a job, and its name in errors."""
     found = []
     # A name of a table is never that of a package, and torchvision's models have a prefix.
-    if method not in OWN:
+    if method not in ALL_METHODS:
         found.append((packages.METHODS, method, f"method {method!r}"))
     if model not in NETWORKS and not model.startswith(TORCHVISION):
         found.append((packages.MODELS, model, f"model {model!r}"))
@@ -90,7 +90,7 @@ def _named(method: str, model: str, task: str) -> list[tuple[str, str, str]]:
 
 def _of(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The same of a document, with which anything may be wrong; what names nothing is left out."""
-    tables: tuple[Mapping[str, object], ...] = (OWN, NETWORKS, TASKS)
+    tables: tuple[Mapping[str, object], ...] = (ALL_METHODS, NETWORKS, TASKS)
     ours = zip(_names(document), tables, strict=True)
     named = _named(*(name or next(iter(table)) for name, table in ours))
     return [entry for entry in named if packages.owners(entry[0], entry[1])]

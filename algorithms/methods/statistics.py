@@ -53,7 +53,8 @@ from ..tasks import task
 
 STEPS = 2**18  # of a value within its range: sums of fewer than 2^22 records stay below 2^40
 MOST_RECORDS = 2**22 - 1
-SAID = ("low", "high", "center", "scale", "stand_in")
+MOST = 2.0**40
+CONSTANTS = ("low", "high", "center", "scale", "stand_in")
 PER_NUMBER = 4  # squares that one value adds to its record's norm, at most: 1, its bin, u and u²
 
 
@@ -87,8 +88,8 @@ class Statistics(Method):
         others = sorted({*range(width)} - numbers.keys())
         self.categories = torch.tensor(others, dtype=torch.int64)
         # [5, numbers]
-        said = list(map(attrgetter(*SAID), numbers.values()))
-        self.said = torch.tensor(said, dtype=torch.float64).reshape(-1, len(SAID)).T
+        constants = list(map(attrgetter(*CONSTANTS), numbers.values()))
+        self.constants = torch.tensor(constants, dtype=torch.float64).reshape(-1, len(CONSTANTS)).T
         squares = PER_NUMBER * len(numbers) + len(setting.features) - len(numbers)
         self.share = _share(squares)
         count = len(numbers)
@@ -135,7 +136,7 @@ class Statistics(Method):
         """Eqs. 1 to 3 of records x [B, …], each number times ``share``."""
         rows = x.flatten(1)
         own = rows[:, self.places.to(x.device)]  # [B, numbers]
-        low, high, center, scale, stand_in = self.said.to(x.device)
+        low, high, center, scale, stand_in = self.constants.to(x.device)
 
         def as_read(value: Tensor) -> Tensor:
             # Rounded as a record's numbers are: a value at an edge falls on its right side.
@@ -294,5 +295,5 @@ def _fault(features: tuple[FeatureSpec, ...], rounds: int) -> str:
 
 def _specs(**shapes: tuple[int, ...]) -> tuple[TensorSpec, ...]:
     """Specs of whole numbers from 0 on, without those that have none."""
-    specs = (TensorSpec(name, "int64", shape, 0.0) for name, shape in shapes.items())
+    specs = (TensorSpec(name, "int64", shape, 0.0, MOST) for name, shape in shapes.items())
     return tuple(filter(attrgetter("elements"), specs))

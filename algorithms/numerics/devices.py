@@ -171,8 +171,8 @@ def multiplying(precision: Precision) -> Iterator[None]:
 def channels_last(tensor: Tensor, precision: Precision) -> Tensor:
     """The same numbers, laid out in memory as convolutions of this precision take them fastest.
 
-    For tensor cores ("tf32", "bf16") an image [B, C, H, W], a volume, or the weight of a
-    convolution has its channels last; other tensors are returned as they are.
+    For tensor cores ("tf32", "bf16") a tensor of four or five axes has its channels last, such as
+    images [B, C, H, W] or a convolution's weight. Others are returned as they are.
     """
     if precision == "float32":
         return tensor

@@ -153,6 +153,7 @@ class PlainStepper:
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch, with fresh optimiser state."""
         device, precision = device_of(modules.values()), self._precision
+        # ``Module.to`` takes one layout, and fails where images and volumes meet.
         for parameter in nn.ModuleList(modules.values()).parameters():
             parameter.data = channels_last(parameter.data, precision)
         # Only the parts that the stage trains.

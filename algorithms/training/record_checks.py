@@ -177,7 +177,7 @@ def range_advice(job: Job, *sides: Dataset) -> list[str]:
     """
     found: Counter[str] = Counter()
     for side in sides if job.features else ():
-        found.update(outside(job.features, side.held))
+        found.update({name: out for name, (out, _) in outside(job.features, side.held).items()})
     everyone = sum(map(len, sides))
     told = [
         f"feature {name!r}: {records} of {everyone} records are outside the range that the job"

@@ -26,7 +26,7 @@ from .toml import inline
 # The demo trains the same model.
 MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
 # lines of the example that declare two features
-SAID = (
+DECLARING = (
     "input = [1, 1, 3]",
     'class_names = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]',
     "[[features]]",
@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "model": {"name": "tab-resnet", "input": (1, 1, 3)},
         "rounds": 1,
         "lines": {
-            **dict(zip(map("# {}".format, SAID), SAID, strict=True)),
+            **dict(zip(map("# {}".format, DECLARING), DECLARING, strict=True)),
             "confusion = true": "# confusion = false",
         },
         # Noise of 20 would hide the sums of a hospital.

@@ -1,6 +1,7 @@
 """``staddle data statistics``: what a job of this method found, and a contract made of it."""
 
 from collections.abc import Mapping
+from math import ceil, log10
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from .data import contract_of
 QUANTILES = (0.05, 0.5, 0.95)
 COLUMNS = ("feature", "left out", "outside", "mean", "deviation", "5 %", "median", "95 %")
 RIGHT = tuple(range(1, len(COLUMNS)))  # columns of numbers
-OWN = "extra/"  # of a silo's tensors that are none of its model
+PREFIX = "extra/"  # of a silo's tensors that are none of its model
 SHORT = "{:.4g}".format
 
 
@@ -34,14 +35,14 @@ def statistics(
         Path, typer.Option(metavar="JOB", help="The job file or the signed job that found it.")
     ],
 ) -> None:
-    """Show what the records of all silos are like, and draft the features of the next job.
+    """Show the statistics of all silos' records, and draft the features of the next job.
 
     Quantiles are as exact as a bin of the histogram is wide. In the draft, values are centred by
     their mean and scaled by their deviation, and the mean stands in for a missing one.
     """
     contract = contract_of(job)
     tensors, _ = tensor_file.read(file)
-    sums = {name.removeprefix(OWN): tensor for name, tensor in tensors.items()}
+    sums = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     try:
         found = summaries(contract.features, sums, QUANTILES)
         records, classes = int(sums["records"]), sums["classes"].tolist()
@@ -89,6 +90,7 @@ def _drafted(feature: Feature, found: Summary | None) -> dict[str, Any]:
     # Nothing is known of a feature that nobody has, or that is the same everywhere.
     if not found.deviation > 0:
         return said
-    mean, deviation = map(float, map(SHORT, (found.mean, found.deviation)))
-    drafted = {**said, "center": mean, "scale": deviation}
+    # A mean may be many deviations from 0: it is given to a thousandth of one.
+    mean = round(found.mean, 3 - ceil(log10(found.deviation)))
+    drafted = {**said, "center": mean, "scale": float(SHORT(found.deviation))}
     return {**drafted, "missing": mean} if stands else drafted

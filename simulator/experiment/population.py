@@ -8,12 +8,14 @@ take what the data set takes, which is rearranged where it was read. CIFAR-10's 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...algorithms.catalog import method_class
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.data.lazy import LazyRecords
 from ...algorithms.data.options import DataTable
@@ -117,7 +119,10 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
 def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     # Report missing files before reading begins.
     source.check_present()
-    data = source.load(file.model, file.features)
+    # As silos read them.
+    classes = map(method_class, map(attrgetter("name"), file.all_methods))
+    wary = any(map(attrgetter("trains"), classes))
+    data = source.load(file.model, file.features, wary=wary)
     # Before training: torch would fail at a class that the model has no output for.
     if fault := file.task.records_fault(data.y, file.model.width):
         raise LocalError(f"{source.where}: {fault}")

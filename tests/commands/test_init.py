@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 from support.refusals import refused
 from typer.testing import CliRunner
 
-from staddle.algorithms.catalog import METHODS, OWN, method_class, method_options
+from staddle.algorithms.catalog import ALL_METHODS, METHODS, method_class, method_options
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
@@ -144,7 +144,7 @@ def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_exa
     assert (focal.loss, focal.gamma) == ("focal", 2)
 
 
-@pytest.mark.parametrize("method", OWN)
+@pytest.mark.parametrize("method", ALL_METHODS)
 def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
     path = init("job", "--method", method)
     job = Job.from_toml(path)

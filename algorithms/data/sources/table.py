@@ -13,8 +13,9 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import pydantic
@@ -25,7 +26,7 @@ from ....errors import LocalError
 from ....files.file_bounds import check_fits
 from ...models.class_names import composed
 from ..dataset import Dataset
-from ..features import NUMBER, Feature, stated
+from ..features import NUMBER, REACH, Feature, stated
 from ..options import DataTable, Names, Number, Positive, UndeclaredError
 from ..rows import Reading
 
@@ -77,6 +78,8 @@ class Table(DataTable):
     """How the dates of a column are written, such as "%d.%m.%Y"; they become days since 1970."""
     units: dict[str, str] = Field(default_factory=dict)
     """Units of the features' values, to be compared with the job's."""
+    _reach: dict[str, float] = pydantic.PrivateAttr(default_factory=dict)
+    """The largest standardised value, by feature, where the scale is the job's."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Table":
@@ -177,13 +180,18 @@ class Table(DataTable):
 
     def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
         """With the job's center, scale and missing for features of which the table states none."""
-        said = {composed(feature.name): feature.constants(wary) for feature in features}
-        changed: dict[str, dict[str, float | str]] = {}
-        for key in ("center", "scale", "missing"):
-            jobs = {name: said.get(composed(name), {}).get(key) for name in self.features}
-            known: Iterable[Any] = filter(lambda item: item[1] is not None, jobs.items())
-            changed[key] = {**dict(known), **getattr(self, key)}
-        return self.model_copy(update=changed)
+        jobs = {composed(feature.name): feature for feature in features}
+        changed = {key: dict(getattr(self, key)) for key in ("center", "scale", "missing")}
+        for name in self.features:
+            feature = jobs.get(composed(name))
+            # Of the other kind, both sides' declarations say what is wrong, later.
+            if feature is None or bool(feature.categories) != (name in self.categories):
+                continue
+            for key, value in feature.constants(wary).items():
+                changed[key].setdefault(name, value)
+        table, reach = self.model_copy(update=changed), (inf, REACH)[wary]
+        table._reach = dict.fromkeys(changed["scale"].keys() - self.scale, reach)  # noqa: SLF001 its own
+        return table
 
     @property
     def declared(self) -> tuple[Feature, ...]:
@@ -309,7 +317,10 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
         # What stands in for a missing value is a number already.
         number = reads(table, line, name, value) if isinstance(value, str) else value
         # Declared constants, never the records' own mean (see the top of this file).
-        return ((number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
+        value = (number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0)
+        # Few values may lie outside a range: an operator's scale is not to make them stand out.
+        reach = table._reach.get(name, inf)  # noqa: SLF001 this file's
+        return (min(max(value, -reach), reach),)
     if value not in known:
         raise _fault(
             table,

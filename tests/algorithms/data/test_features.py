@@ -7,6 +7,7 @@ from support.refusals import refused
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.features import (
+    REACH,
     Feature,
     declarations_differ,
     out_of_range,
@@ -134,10 +135,40 @@ def test_constants_by_which_single_records_would_stand_out_are_not_taken(
         check_records(job, agreed(job), "here")
 
 
+def test_a_value_outside_the_range_stands_out_no_further_than_the_reach(make_job, agreed, read):
+    """The job's range is a single number and its scale tiny: a rare value would be a million."""
+    flat = {"name": "age", "unit": "years", "least": 0, "most": 0, "scale": 1e-6}
+    job = make_job("fedavg", model=MODEL, features=[flat, SEX, SUGAR])
+    ages = agreed(job).x[:, 0, 0, 0]
+    assert ages.tolist() == [REACH, 0.0, REACH]
+    assert outside(job.features[:1], ages[:, None]) == {"age": (2, 3)}
+    # what a silo states itself is as it says
+    own = read(center={}, scale={"age": 1e-6})
+    assert own.x[0, 0, 0, 0] == pytest.approx(63e6)
+
+
+def test_what_is_missing_does_not_hide_another_unit():
+    """Nine of ten records are missing, and the rest is in mg/dl."""
+    sugar = Feature(name="glucose", least=0.5, most=40, missing=0)
+    x = torch.tensor([[0.0]] * 90 + [[92.0]] * 10)
+    (fault,) = out_of_range([sugar], x, 0.15)
+    assert "10 of 10 records are outside" in fault
+
+
+def test_a_category_and_a_number_of_one_name_are_told_apart_before_constants_are_taken(
+    make_job, agreed
+):
+    age = {"name": "age", "categories": ["old", "young"], "missing": "old"}
+    model = {**MODEL, "input": [1, 1, 5]}
+    job = make_job("fedavg", model=model, features=[age, SEX, SUGAR])
+    with refused("feature 'age': category 0 is 'old' in the job and None here"):
+        check_records(job, agreed(job), "here")
+
+
 def test_a_stand_in_may_lie_outside_the_range():
     marked = Feature(name="n", least=1, most=3, missing=-1, center=2, scale=0.5)
     x = torch.tensor([[(value - 2) / 0.5] for value in (-1, 1, 3, -2, 4)])
-    assert outside([marked], x) == {"n": 2}
+    assert outside([marked], x) == {"n": (2, 4)}
     assert marked.constants(wary=False) == {"center": 2.0, "scale": 0.5, "missing": -1.0}
     assert marked.constants() == {}  # a model would see such records stand out
 
@@ -158,7 +189,7 @@ def test_bounds_themselves_are_inside_whatever_the_rounding():
         assert outside([feature], x.float()[:, None]) == {}
     wide = Feature(name="n", least=1)
     x = torch.tensor([[0.99], [0.5], [1e30]])
-    assert outside([wide], x) == {"n": 2}
+    assert outside([wide], x) == {"n": (2, 3)}
     assert "2 of 3 records are outside 1 to inf" in out_of_range([wide], x, 0.05)[0]
     assert out_of_range([wide], x, 0.7) == []
     assert out_of_range([wide], x[1:], 0.05) == []  # a single record decides nothing
@@ -168,7 +199,7 @@ def test_numbers_behind_categories_are_found_at_their_place():
     features = [Feature.model_validate(one) for one in (SEX, SUGAR)]
     assert width(features) == 3
     x = torch.tensor([[1, 0, 5.0], [0, 1, 50.0]])
-    assert outside(features, x) == {"glucose": 1}
+    assert outside(features, x) == {"glucose": (1, 2)}
 
 
 def test_data_without_names_does_not_meet_a_contract(job):

@@ -78,6 +78,22 @@ def test_features_of_the_next_job_have_the_means_and_deviations(show):
         Feature.model_validate(one)
 
 
+def test_a_mean_far_from_0_is_drafted_to_a_fraction_of_the_deviation(tmp_path, show):
+    feature = {"name": "year", "least": 1_000_000, "most": 1_001_000}
+    path = tmp_path / "far.toml"
+    model = {**MODEL, "input": [1, 1, 1]}
+    path.write_text(to_toml({"features": [feature], "model": model}))
+    u, deviation = 0.234, 0.01
+    steps = [round(100 * STEPS * value) for value in (u, u * u + deviation**2)]
+    cells = {"histogram": [[0, 100, 0, 0]], "present": [100]}
+    sums = {**SUMS, **cells, "sums": steps[:1], "squares": steps[1:]}
+    del sums["categories"]
+    said = show(sums, path)
+    (drafted,) = tomllib.loads(said[said.index("[[features]]") :])["features"]
+    assert drafted["center"] == pytest.approx(1_000_234, abs=0.01 * drafted["scale"])
+    assert drafted["scale"] == pytest.approx(10, rel=0.05)
+
+
 def test_a_signed_job_is_read_as_well(show, tmp_path):
     model = {"input": [1, 1, 5], "class_names": ["alive", "dead"]}
     job = make_job("statistics", model={"name": "glm", "classes": 2, **model},
