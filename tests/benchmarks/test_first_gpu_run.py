@@ -45,11 +45,18 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkey
     assert "## memory (0 s)" in again
 
 
+def test_large_networks_train_in_one_call_while_forms_are_compared(program):
+    large = program.convolutions.LARGE_BYTES
+    with program.in_one_call():
+        assert large < program.convolutions.LARGE_BYTES
+    assert large == program.convolutions.LARGE_BYTES
+
+
 def test_a_rounds_parts_are_timed_and_forms_compared(program, tmp_path):
     options = Namespace(device="cpu", small=True, network=["glm"], precision=["float32"])
     (row,) = program.parallel(options)
     assert row["what"] == "glm, float32"
-    assert all(row[form] > 0 for form in ("grouped", "unfolded", "parallel"))
+    assert all(row[form] > 0 for form in ("grouped", "unfolded", "by shape", "parallel"))
     job = program.smoke_job("glm")
     engine = program.Stacked(job, program.smoke_records(job))
     simulation = program.Simulation(job, engine)

@@ -144,6 +144,16 @@ def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_exa
     assert (focal.loss, focal.gamma) == ("focal", 2)
 
 
+def test_lines_that_a_method_changes_stand_in_the_template():
+    """A line that does not would stay as it is."""
+    for method, settings in SETTINGS.items():
+        for private in (False, True):
+            changed = settings.get("lines", {}) | settings.get("private" * private, {})
+            lines = job_example.job_text(method, private=private).splitlines()
+            assert set(changed.values()) <= {*lines}, method
+            assert not changed.keys() & {*lines}, method
+
+
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
     path = init("job", "--method", method)

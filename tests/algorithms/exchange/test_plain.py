@@ -216,6 +216,20 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
         assert row[spec.name].untyped_storage().nbytes() == row[spec.name].nbytes
 
 
+@pytest.mark.parametrize(("elements", "device"), [(8, "cpu:0"), (9, "cpu")])
+def test_the_mean_of_a_small_part_is_folded_on_the_cpu(monkeypatch, elements, device):
+    """The part has 8 elements."""
+    seen = []
+    fold = plain._weighted
+    monkeypatch.setattr(plain, "_weighted", lambda *args: seen.append(args[-1]) or fold(*args))
+    monkeypatch.setattr(plain, "GPU_LEAST", elements)
+    part = Part("m", Kind.BACKBONE, Sum("mean"), TWO)
+    given = drawn((*TWO, TensorSpec(WEIGHT, "float64", ())))
+    read = lambda silo, name: given[silo, name].abs().to(given[silo, name].dtype)
+    PlainExchange(torch.device("cpu:0")).collect(part, SILOS, read)
+    assert seen == [torch.device(device)]
+
+
 @pytest.mark.parametrize("block", [4, 40, 1 << 16])
 def test_rows_side_by_side_have_the_bits_of_each(monkeypatch, block):
     """Some rows lack silos; one row's order is another; one silo was never read."""

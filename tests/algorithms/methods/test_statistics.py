@@ -93,6 +93,13 @@ def test_a_silo_shows_no_cell_of_few_records():
     assert found["squares"] == [5 * round(STEPS * 0.64), 0]
 
 
+def test_a_cell_has_one_record_at_least_so_one_is_none():
+    rows = [[-3.5, 1, 0, 0], [-1.0, 1, 0, 0], [4.0, 0, 1, 0]]
+    found = [alone(make([AGE, SEX], options={"fewest": n}), rows, [0, 0, 1]) for n in (0, 1)]
+    assert found[0] == found[1]
+    assert found[0]["present"] == [3]
+
+
 def test_features_that_are_all_categories_have_counts_alone():
     job = make([SEX], options={"fewest": 0})
     (phase, *_) = job.document()["schema"]
@@ -199,6 +206,18 @@ def test_a_private_job_pays_once_and_adds_its_noise_to_each_cell(shards):
         for own in accounts.values():
             taken = sum((spending.taken for spending in own.spendings), Counter())
             assert taken == {"histogram": 1, "statistics": 1}
+
+
+def test_noise_below_all_counts_leaves_zeros_as_none_can_be_negative(shards):
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0"}
+    job = make([AGE, SEX, BMI], privacy={**privacy, "statistics_sigma": 2.0})
+    accounts = {silo: MemoryAccount(job) for silo in job.silos}
+    # the first noise is that of the class counts, of which some have to be left
+    draws = {silo: iter((Still(0.0), Still(-1e4))) for silo in job.silos}
+    account = lambda silo: PrivateSilo(accounts[silo], lambda: next(draws[silo]))
+    found = simulate(job, shards, private=account).coordinator
+    for name in ("present", "histogram", "categories", "sums", "squares"):
+        assert not found[name].any(), name
 
 
 @pytest.mark.parametrize(
