@@ -72,7 +72,7 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
         features=FEATURES,
         label="num",
         missing={**centres, **MISSING_CODES},
-        missing_marks=("?",),
+        missing_marks=dict.fromkeys(FEATURES, ("?",)),
     ).read()
     if not torch.isin(raw.y, torch.arange(DEGREES + 1)).all():
         raise LocalError(

@@ -36,6 +36,7 @@ CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 VALUE_BYTES = 16
 ASKED_EVERY = 2**22  # values, after which the available memory is checked again
 MOST_LISTED = 20  # names of columns, in an error
+UNMARKED = ("",)  # how a missing value is written, unless something else is said
 EXAMPLE = datetime(2003, 11, 27, tzinfo=UTC)
 DAYS = "days since 1970-01-01"  # the unit of dates
 
@@ -73,13 +74,23 @@ class Table(DataTable):
 
     In other columns a missing value is an error.
     """
-    missing_marks: tuple[str, ...] = ("",)
+    missing_marks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """How a missing value is written, by column; other columns leave it empty.
+
+    A list in place of a table is for all columns.
+    """
     dates: dict[str, str] = Field(default_factory=dict)
     """How the dates of a column are written, such as "%d.%m.%Y"; they become days since 1970."""
     units: dict[str, str] = Field(default_factory=dict)
     """Units of the features' values, to be compared with the job's."""
     _reach: dict[str, float] = pydantic.PrivateAttr(default_factory=dict)
     """The largest standardised value, by feature, where the scale is the job's."""
+
+    @pydantic.field_validator("missing_marks", mode="before")
+    @classmethod
+    def _by_column(cls, marks: object, info: pydantic.ValidationInfo) -> object:
+        columns: tuple[str, ...] = info.data.get("features", ())
+        return marks if isinstance(marks, dict) else dict.fromkeys(columns, marks)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Table":
@@ -96,7 +107,7 @@ class Table(DataTable):
         if self.label is None and (self.classes or self.class_names):
             raise ValueError("classes and class_names are of a label; leave them out, or name it")
         check_distinct("classes", self.classes or ())
-        for key in ("categories", "center", "scale", "missing", "units", "dates"):
+        for key in ("categories", "center", "scale", "missing", "missing_marks", "units", "dates"):
             self._check_features(key, getattr(self, key))
         for name, form in self.dates.items():
             self._check_dates(name, form)
@@ -133,6 +144,10 @@ class Table(DataTable):
         """How a cell of these columns is read."""
         known = ((self.label, _class), (self.labels, _flag), (True, _measured))
         return next(reader for said, reader in known if said)
+
+    def marks(self, name: str) -> tuple[str, ...]:
+        """How a missing value of a column is written."""
+        return self.missing_marks.get(name, UNMARKED)
 
     def _named_columns(self) -> list[str]:
         """The columns that name each record's id and source, where declared."""
@@ -303,7 +318,7 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
     """The numbers of one cell."""
     value: float | str = text
     # First, since ``missing`` may declare a category for the missing cells of a column.
-    if text in table.missing_marks:
+    if text in table.marks(name):
         if name not in table.missing:
             why = (
                 "is missing; complete it, or declare what it counts as, in data.missing or, with"

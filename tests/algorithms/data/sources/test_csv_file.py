@@ -142,6 +142,17 @@ def test_missing_values_count_as_what_is_declared(read, fault):
     assert read("age,bmi,y\n1,,0\n", **chosen).x.flatten().tolist() == [1, 0, 1]
 
 
+def test_a_column_may_have_marks_of_its_own(read, fault):
+    """A cholesterol of 0 is none, and an ST depression of 0 is one."""
+    text = "age,bmi,y\n0,0,1\n,,0\n?,5,0\n"
+    fields = {"missing": {"age": -1, "bmi": 25}, "missing_marks": {"bmi": ["", "0"]}}
+    assert read(text.replace("?", "7"), **fields).x.flatten().tolist() == [0, 25, -1, 25, 7, 5]
+    # a column without marks of its own has none but the empty text
+    assert "line 4, column 'age': is not a number" in fault(text, **fields)
+    with pytest.raises(pydantic.ValidationError, match="missing_marks: 'BMI' is not in features"):
+        read(text, missing_marks={"BMI": ["0"]})
+
+
 @pytest.mark.parametrize(
     ("text", "fields", "said"),
     [
