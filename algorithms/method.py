@@ -33,6 +33,7 @@ or penalty that is built separately for each silo is right too, but then silos t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -412,17 +413,19 @@ class Method(ABC):
     def header_rows(self, bias: bool = False) -> TensorSpec:
         """The spec of a linear classifier's weight [classes, features], a row per class.
 
-        LocalError where the classifier is anything else; with ``bias`` it must have one.
+        A convolution of one position is one, too. LocalError where the classifier is anything else;
+        with ``bias`` it must have one.
         """
         named = {spec.name: spec for spec in self.template["classifier"]}
         rows, wanted = named.get("weight"), {"weight", "bias"} if bias else {"weight"}
-        if rows is None or len(rows.shape) != 2 or not wanted <= named.keys() <= {"weight", "bias"}:
+        linear = rows is not None and len(rows.shape) >= 2 and prod(rows.shape[2:]) == 1
+        if rows is None or not linear or not wanted <= named.keys() <= {"weight", "bias"}:
             raise LocalError(
                 f"{self.name} needs a linear classifier with {' and '.join(sorted(wanted))}, the"
                 f" model's has {', '.join(named) or 'no parameters'}; name one Linear layer in"
                 " model.head, or choose another model"
             )
-        return rows
+        return replace(rows, shape=rows.shape[:2])
 
     def _named_specs(self, parts: Iterable[str]) -> Iterator[tuple[str, str, TensorSpec]]:
         """Name ``part.parameter``, part and spec of all parameters of the named parts."""

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without
 def works(method, name, norm):
     """In some job: one that draws half of its silos, or one that draws all."""
     fields, model = {"silos": list("abcdefgh")}, {"name": name, "norm": norm, "classes": 10}
+    if NETWORKS[name].dense:
+        fields["task"] = {"kind": "segmentation"}
     for participation in (1.0, 0.5):
         for options in ({}, {"supervisor": "mlp"}) if method == "fedsimsup" else ({},):
             with contextlib.suppress(LocalError):

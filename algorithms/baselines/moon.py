@@ -115,9 +115,10 @@ class MOON(Method):
         # At μ = 0 the two further forward passes would be wasted.
         if not self.options.mu:
             return supervised
+        flat = features.flatten(1)
         # [B]
         near, far = (
-            cosine_similarity(features, parts[name](x), dim=1) for name in ("delivered", "previous")
+            cosine_similarity(flat, parts[name](x).flatten(1)) for name in ("delivered", "previous")
         )
         contrast = torch.stack([near, far], dim=1) / self.options.temperature  # [B, 2]
         # −log softmax of ``near``: the delivered model is the positive pair.

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,16 +22,18 @@ from .lazy import LazyRecords
 # Two domains, so that an id of 8 bytes is no index.
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
-TRUTHS = (torch.int64, torch.float32)  # dtypes of y
+TRUTHS = (torch.int64, torch.float32, torch.uint8)  # dtypes of y
 MOST_TOKENS = 2**24  # whole numbers up to it are exact in float32
+MOST_CLASS = 255  # of a position
 FEWEST_RECORDS = 2  # one to train on, one to test on
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32, and what is true of them, ``y`` [N, …] int64 or float32.
+    """Records ``x`` [N, …] float32, and what is true of them, ``y`` [N, …].
 
-    In a classification ``y`` [N] are class numbers (algorithms/tasks). Where known, the classes'
+    Class numbers of each position of a record are uint8; else ``y`` is int64 or float32. In a
+    classification ``y`` [N] are class numbers (algorithms/tasks). Where known, the classes'
     names, the records' ids and what each feature is. ``x`` may be read when it is used (lazy.py);
     ``y`` is always in memory.
 
@@ -51,8 +53,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype not in TRUTHS:
             raise LocalError(
-                f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32, and int64 or"
-                " float32"
+                f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32, and int64,"
+                " float32 or uint8"
             )
         if not self.y.ndim or len(self.x) != len(self.y):
             raise LocalError(
@@ -199,8 +201,22 @@ def load_npz(path: Path) -> Dataset:
     # What float32 cannot hold becomes infinity, which ``check_records`` finds.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
-        y = y.astype(np.int64 if y.dtype.kind in "iu" else np.float32)
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y), **texts)
+    truth = as_truth(y, y.shape[1:])
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), truth, **texts)
+
+
+def as_truth(found: Any, shape: Sequence[int]) -> Tensor:
+    """What is true of records, of the dtypes of ``Dataset.y``; ``shape`` is that of one record's.
+
+    Whole numbers with two sides or more, from 0 to 255, are classes of positions.
+    """
+    # An array of numpy's stays where it is.
+    y = np.asarray(found)
+    with np.errstate(over="ignore"):
+        if y.dtype.kind not in "biu":
+            return torch.from_numpy(y.astype(np.float32, copy=False))
+        by_position = len(shape) > 1 and y.min(initial=0) >= 0 and y.max(initial=0) <= MOST_CLASS
+        return torch.from_numpy(y.astype(np.uint8 if by_position else np.int64, copy=False))
 
 
 def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:

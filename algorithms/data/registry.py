@@ -15,6 +15,7 @@ from .sources.bundled import Bundled
 from .sources.csv_file import Csv
 from .sources.images import Images
 from .sources.installed import Installed
+from .sources.masks import Masks
 from .sources.natural import Natural
 from .sources.npz import Npz
 from .sources.parquet import Parquet
@@ -28,7 +29,16 @@ def _of_its_kind(value: Any) -> DataTable:
 
 
 Source: TypeAlias = Annotated[
-    Npz | Images | Csv | Parquet | Torchvision | TinyImageNet | Natural | Installed | Bundled,
+    Npz
+    | Images
+    | Masks
+    | Csv
+    | Parquet
+    | Torchvision
+    | TinyImageNet
+    | Natural
+    | Installed
+    | Bundled,
     PlainValidator(_of_its_kind),
 ]
 

@@ -57,6 +57,7 @@ from ..models.build import (
     ModelOptions,
     build,
     couples_records,
+    dense,
     has_batch_norm,
     input_shape,
     maps,
@@ -211,6 +212,13 @@ class JobFile(JobSettings):
             return (
                 f"the task is {kind}, so the model has {wanted}; write model.{wanted} and leave"
                 f" model.{has} out, or choose another task.kind"
+            )
+        if dense(self.model) != self.task.dense:
+            gives = "for the whole record", "for each position"
+            mine, its = gives[dense(self.model)], gives[self.task.dense]
+            return (
+                f"model {self.model.name!r} has outputs {mine}, and the task {kind} takes them"
+                f" {its}; choose another model or task"
             )
         if idle := sorted(self.metrics.asked - self.task.own_metrics):
             return f"metrics.{idle[0]} does nothing where the task is {kind}; take it out"

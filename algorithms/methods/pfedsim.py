@@ -208,7 +208,7 @@ class PFedSim(Method):
             return {"model": Contribution(model, float(facts.samples))}
 
         # Unit vectors: the coordinator needs cosines, and norms would tell it more.
-        rows = state.parts["classifier"]["weight"].double()  # [C, d]
+        rows = state.parts["classifier"]["weight"].double().flatten(1)  # [C, d]
         unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
         if self.options.similarity == "mean":
             # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product

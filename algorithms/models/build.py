@@ -351,7 +351,8 @@ def _laid_out(
         made = NETWORKS[name].build(shape, classes, norm, **dict(further))
     draws = any(isinstance(layer, _DropoutNd) for part in made.values() for layer in part.modules())
     for module in made.values():
-        setattr(module, foreign.TRAITS, foreign.Traits(draws=draws))
+        traits = foreign.Traits(draws=draws, dense=NETWORKS[name].dense)
+        setattr(module, foreign.TRAITS, traits)
     if lora is not None:
         adapt(made["extractor"], lora, name)
     return made
@@ -382,6 +383,11 @@ def has_batch_norm(options: ModelOptions) -> bool:
 def draws_randomly(options: ModelOptions) -> bool:
     """True if training the model takes random numbers, as dropout does."""
     return foreign.traits_of(_sketched(options)).draws
+
+
+def dense(options: ModelOptions) -> bool:
+    """True if the model gives its outputs for each position of a record."""
+    return foreign.traits_of(_sketched(options)).dense
 
 
 def couples_records(options: ModelOptions) -> bool:

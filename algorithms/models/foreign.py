@@ -100,6 +100,7 @@ class Traits:
     # Gradients are taken record by record in private jobs. Hooks on a whole batch would be sound
     # only if no record moved another, which two records cannot show of code that draws.
     alone: bool = False
+    dense: bool = False  # outputs for each position of a record, [B, outputs, …]
 
 
 def names() -> list[str]:
@@ -359,7 +360,7 @@ def _compared(
             features = _called(wanted, parts["extractor"], x)
             found = _called(wanted, parts["classifier"], features)
         _check_outputs(wanted, expected, features, found)
-        traits = replace(traits, draws=draws)
+        traits = replace(traits, draws=draws, dense=expected.ndim > 2)
 
     # In training mode: the first record with another second one.
     after = dict(whole.named_buffers())
@@ -414,12 +415,15 @@ def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _check_outputs(wanted: Foreign, expected: Tensor, features: Tensor, found: Tensor) -> None:
-    if tuple(expected.shape) != (2, wanted.outputs):
+    plain, sides = (2, wanted.outputs), wanted.shape[1:]
+    dense = (*plain, *sides)
+    if tuple(expected.shape) not in (plain, dense):
         raise LocalError(
             f"{wanted.where} makes {list(expected.shape)} of two records, and the job has"
-            f" {wanted.outputs} outputs; it has to return [2, {wanted.outputs}]"
+            f" {wanted.outputs} outputs; it has to return {list(plain)}, or for each position"
+            f" {list(dense)}"
         )
-    if features.ndim != 2:
+    if features.ndim != 2 and expected.ndim == 2:
         raise LocalError(
             f"{wanted.where}: what comes before the head is {list(features.shape)} of two records,"
             " and has to be [2, features]; name a later submodule in model.head"

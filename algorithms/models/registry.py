@@ -30,6 +30,7 @@ from .networks.residual import (
 from .networks.resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
 from .networks.tabular import MlpOptions, TabResnetOptions, mlp, tab_resnet
 from .networks.text import TextTransformerOptions, text_transformer
+from .networks.unet import UnetOptions, unet
 
 Norm: TypeAlias = Literal["none", "batch", "group"]
 # One record: channels, height, width; of a series channels, length; of a volume also the depth.
@@ -54,6 +55,7 @@ class Network:
     norms: tuple[Norm, ...] = ("none", "batch", "group")
     # of a configurable network: further arguments of ``build``, by name, with their defaults
     options: type[Strict] | None = None
+    dense: bool = False  # outputs for each position
 
 
 def at_least(side: int) -> Callable[[Shape], str]:
@@ -97,6 +99,13 @@ def volume(shape: Shape) -> str:
     if len(shape) == 4:
         return ""
     return f"takes records [channels, depth, height, width], not {list(shape)}"
+
+
+def image_or_volume(shape: Shape) -> str:
+    """Why a record is neither an image nor a volume."""
+    if len(shape) in (3, 4):
+        return ""
+    return f"takes [channels, height, width] or [channels, depth, height, width], not {list(shape)}"
 
 
 def text(shape: Shape) -> str:
@@ -183,6 +192,7 @@ NETWORKS: dict[str, Network] = {
     "tab-resnet": Network((1, 1, 150), any_shape, tab_resnet, options=TabResnetOptions),
     "series-resnet": Network((12, 1000), series, series_resnet, options=SeriesResnetOptions),
     "volume-resnet": Network((1, 32, 32, 32), volume, volume_resnet, options=VolumeResnetOptions),
+    "unet": Network((1, 64, 64), image_or_volume, unet, options=UnetOptions, dense=True),
     "text-transformer": Network(
         (128,), text, text_transformer, ("group",), options=TextTransformerOptions
     ),

@@ -15,6 +15,7 @@ from ...files.tagged import of_kind
 from .classification import Classification
 from .multilabel import Multilabel
 from .regression import Regression
+from .segmentation import Segmentation
 from .survival import DiscreteSurvival
 from .task import Task
 
@@ -22,6 +23,7 @@ TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "multilabel": Multilabel,
     "regression": Regression,
+    "segmentation": Segmentation,
     "survival": DiscreteSurvival,
 }
 

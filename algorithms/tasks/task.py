@@ -27,6 +27,8 @@ class Task(Strict):
     """Raised when losses or counts change: it enters the job's method digest."""
     has_classes: ClassVar[bool] = False
     """True if what is true of a record is one of the model's classes, [N] int64."""
+    dense: ClassVar[bool] = False
+    """True if outputs are [B, outputs, …], for each position of a record [channels, …]."""
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "outputs"
     """The key of [model] that says how many outputs there are; classes can have names."""
     own_metrics: ClassVar[frozenset[str]] = frozenset()

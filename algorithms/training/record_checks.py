@@ -57,6 +57,11 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # Counts by class rely on it, whatever a task of another project says.
     if job.task.has_classes:
         _refuse(where, [labels_fault(records.y, job.model.width)])
+    if job.task.dense and records.y.shape[1:] != x.shape[2:]:
+        raise LocalError(
+            f"{where}: y is {list(records.y.shape)} and x {list(x.shape)}; give a class for each"
+            f" position, [N, {', '.join(map(str, shape[1:]))}]"
+        )
     # (4) Their values are numbers, most of them within the ranges that the job declares. Lazy
     # records are looked at when they are read, and have no features.
     if isinstance(x, torch.Tensor) and not all_finite(x):

@@ -27,7 +27,12 @@ PRIVATE = {
     "histogram_sigma": 1.0,
     "metrics_sigma": 1.0,
 }
-WORDS = {"regression": "MAE", "multilabel": "label accuracy", "survival": "C-index"}
+WORDS = {
+    "regression": "MAE",
+    "multilabel": "label accuracy",
+    "survival": "C-index",
+    "segmentation": "Dice score",
+}
 
 
 @pytest.mark.timeout(240)

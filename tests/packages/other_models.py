@@ -308,3 +308,19 @@ def own_names(shape, outputs):
     layer = nn.Linear(64, 64)
     layer.lora_scale = nn.Parameter(torch.ones(()))
     return Extended(outputs, layer)
+
+
+class Pixels(nn.Module):
+    """Outputs for each pixel, or for those of a smaller image."""
+
+    def __init__(self, channels, outputs, stride):
+        super().__init__()
+        self.body = nn.Conv2d(channels, 6, 3, stride, padding=1)
+        self.head = nn.Conv2d(6, outputs, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+def pixels(shape, outputs, stride=1):
+    return Pixels(shape[0], outputs, stride)

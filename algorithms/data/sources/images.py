@@ -21,7 +21,8 @@ import itertools
 import math
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,7 +119,7 @@ class Images(ImageFiles, OneByOne):
         self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
         # First: a wrong number of constants is no fault of an image.
         self.normalised(torch.zeros(1, *shape), str(self.folder))
-        opened = partial(_Reading, self, found.paths, shape)
+        opened = partial(ImageReader, self, found.paths, shape, self.resize)
         where, identity = str(self.folder), partial(self._identity, found)
         x = LazyRecords.of(opened, count, shape, self.workers, where, identity)
         return Dataset(
@@ -132,10 +133,8 @@ class Images(ImageFiles, OneByOne):
 
     def _identity(self, found: "_Found") -> str:
         """What tells two folders of images apart without decoding them: names, sizes, constants."""
-        digest = hashlib.sha256()
-        for name, size in zip(relative_ids(self.folder, found.paths), found.sizes, strict=True):
-            digest.update(f"{name}\0{size}\0".encode(errors="surrogatepass"))
-        return f"images {digest.hexdigest()} {self.mean} {self.std} {self.resize}"
+        digest = listing_digest(self.folder, found.paths, found.sizes)
+        return f"images {digest} {self.mean} {self.std} {self.resize}"
 
     def _find(self) -> "tuple[tuple[str, ...], _Found]":
         """The classes, and the images in the order of domains, classes and names."""
@@ -148,24 +147,27 @@ class Images(ImageFiles, OneByOne):
 
         found = _Found([], [], [], [])
         for root, (label, name) in itertools.product(roots, enumerate(classes)):
-            paths = _images(root / name)
+            paths = image_files(root / name)
             found.paths.extend(paths)
-            found.sizes.extend(map(_size, paths))
+            found.sizes.extend(map(size_of, paths))
             found.labels.extend([label] * len(paths))
             found.domains.extend([root.name] * len(paths))
         return classes, found
 
 
-class _Reading:
+class ImageReader:
     """Reads one image after another; each process has its own."""
 
-    def __init__(self, table: Images, paths: Sequence[Path], shape: Shape) -> None:
-        self._table, self._paths, self._shape = table, paths, shape
+    def __init__(
+        self, table: ImageFiles, paths: Sequence[Path], shape: Shape, resize: bool
+    ) -> None:
+        self._table, self._paths, self._shape, self._resize = table, paths, shape, resize
 
     def __call__(self, place: int) -> tuple[Tensor]:
-        pixels = read_pixels(self._paths[place], self._shape, self._table.resize)
+        """The image at a place, [channels, height, width]."""
+        pixels = read_pixels(self._paths[place], self._shape, self._resize)
         record = torch.from_numpy(np.array(pixels))[None]
-        return (self._table.normalised(record, str(self._table.folder))[0],)
+        return (self._table.normalised(record, self._table.where)[0],)
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,17 @@ class _Found:
     domains: list[str]
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes of a file."""
     return path.stat().st_size
+
+
+def listing_digest(folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
+    """SHA-256 in hex of files' paths in a folder and their sizes."""
+    digest = hashlib.sha256()
+    for name, size in zip(relative_ids(folder, paths), sizes, strict=True):
+        digest.update(f"{name}\0{size}\0".encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def _class_folders(table: Images, root: Path) -> list[str]:
@@ -201,7 +212,7 @@ def _class_folders(table: Images, root: Path) -> list[str]:
     return names
 
 
-def _images(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """All files below a folder, which may be absent, by name.
 
     One that is no image is an error, unless hidden.
@@ -260,6 +271,17 @@ def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
     It is float32. LocalError for a file that is not a PNG or JPEG, has too many pixels, or without
     ``resize`` has another size.
     """
+    with decoded(path) as image:
+        return _converted(path, image, shape, resize)
+
+
+@contextmanager
+def decoded(path: Path) -> Iterator[Image.Image]:
+    """A PNG or JPEG, of which only the header is read yet.
+
+    LocalError for another file or one with too many pixels, and in place of what its decoder
+    raises.
+    """
     try:
         with open_regular(path) as file:
             # Pillow warns of an image above half its limit; ours is lower.
@@ -267,7 +289,10 @@ def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 opened = Image.open(file, formats=FORMATS)  # reads its header alone
             with opened as image:
-                return _converted(path, image, shape, resize)
+                # A small file can claim any size, and decoding allocates it.
+                if image.width * image.height > MOST_PIXELS:
+                    raise LocalError(_too_large(path))
+                yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LocalError(_too_large(path)) from error
     except FAULTS as error:
@@ -276,9 +301,6 @@ def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
 
 def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> NDArray[np.float32]:
     channels, height, width = shape
-    # A small file can claim any size, and decoding allocates it.
-    if image.width * image.height > MOST_PIXELS:
-        raise LocalError(_too_large(path))
     if image.mode not in MODES or "transparency" in image.info:
         raise LocalError(
             f"{path}: mode {image.mode}, with transparency or unusual colours; store it as grey"

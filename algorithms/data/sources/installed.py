@@ -11,10 +11,12 @@ records for it.
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 import pydantic
 import torch
 from pydantic import Field
@@ -25,7 +27,7 @@ from ....files import packages
 from ....files.documents import canonical_json
 from ....files.packages import others_code
 from ...exchange.parts import nbytes_of
-from ..dataset import MOST_TOKENS, Dataset, check_some
+from ..dataset import MOST_TOKENS, Dataset, as_truth, check_some
 from ..lazy import LazyRecords, Reader
 from ..options import OneByOne
 
@@ -147,7 +149,7 @@ def _targets(dataset: Any, count: int, like: Pair, where: str) -> Tensor | None:
     if found is None:
         return None
     with others_code(f"{where}: its targets cannot be read", FIX):
-        targets = _truth(found)
+        targets = _truth(found, like[1].shape)
     if targets.shape != (count, *like[1].shape) or targets.dtype != like[1].dtype:
         raise LocalError(
             f"{where}: targets is {targets.dtype} {list(targets.shape)} for {count} records, of"
@@ -156,17 +158,17 @@ def _targets(dataset: Any, count: int, like: Pair, where: str) -> Tensor | None:
     return targets
 
 
-def _truth(found: Any) -> Tensor:
+def _truth(found: Any, shape: Sequence[int]) -> Tensor:
     # Numbers of Python, and of other precisions, are meant as these two.
     truth = torch.as_tensor(found)
-    return truth.float() if truth.is_floating_point() else truth.long()
+    return truth.float() if truth.is_floating_point() else as_truth(truth, shape)
 
 
 def _record(record: Any, where: str, number: int) -> Pair:
     """A record's tensors; LocalError where it is no pair of them."""
     match record:
         case (Tensor() as x, y):
-            truth = _truth(y)
+            truth = _truth(y, np.shape(y))
         case _:
             raise LocalError(f"{where}: record {number} is no pair of a tensor and a target; {FIX}")
     # Tokens are kept as float32, which holds them exactly.

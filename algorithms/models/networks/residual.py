@@ -27,8 +27,8 @@ Share: TypeAlias = Annotated[Real, Field(ge=0, lt=1)]
 KERNELS = (7, 5, 3)  # of the three convolutions of a block for series
 MOST_GROUPS = 8
 
-CONVOLUTIONS = {1: nn.Conv1d, 3: nn.Conv3d}
-BATCH_NORMS = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class SeriesResnetOptions(Strict):

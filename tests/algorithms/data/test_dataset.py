@@ -49,6 +49,22 @@ def test_other_targets_than_classes_are_loaded_as_they_are(tmp_path, y, dtype):
     assert (train.y.shape[1:], len(train) + len(test)) == (y.shape[1:], 4)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
+def test_classes_of_positions_take_a_byte_each(tmp_path, dtype):
+    y = np.arange(4 * 2 * 3).reshape(4, 2, 3) % 2 * 100
+    data = load_npz(written(tmp_path, x=X, y=y.astype(dtype)))
+    assert (data.y.dtype, data.y.tolist()) == (torch.uint8, y.tolist())
+    save_npz(tmp_path / "again.npz", data)
+    assert torch.equal(load_npz(tmp_path / "again.npz").y, data.y)
+
+
+@pytest.mark.parametrize("odd", [-1, 256])
+def test_what_a_byte_does_not_hold_is_left_to_the_task_to_refuse(tmp_path, odd):
+    y = np.full((4, 2, 3), 1)
+    y[2, 0, 1] = odd
+    assert load_npz(written(tmp_path, x=X, y=y)).y.dtype == torch.int64
+
+
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.int64])
 def test_tokens_are_kept_as_they_are(tmp_path, dtype):
     tokens = np.array([[1, 2, 0], [2**14, 3, 7], [0, 0, 0], [9, 9, 9]], dtype)
@@ -124,9 +140,9 @@ def test_what_float32_cannot_hold_is_loaded_as_infinity_for_the_fit_to_find(tmp_
 
 def test_a_data_set_checks_its_own_types():
     for dtype in (torch.float64, torch.int32, torch.bool):
-        with refused("give float32, and int64 or float32"):
+        with refused("give float32, and int64, float32 or uint8"):
             Dataset(torch.zeros(2, 1), torch.zeros(2, dtype=dtype))
-    with refused("give float32, and int64 or float32"):
+    with refused("give float32, and int64, float32 or uint8"):
         Dataset(torch.zeros(2, 1).double(), torch.zeros(2, dtype=torch.int64))
     for y in (torch.zeros(3, dtype=torch.int64), torch.tensor(1), torch.zeros(1, 2)):
         with refused("one target per record"):

@@ -31,6 +31,7 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     assert parsed(file="a.npz") == Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
     tables = {
         "images": {"folder": "a"},
+        "masks": {"folder": "a"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
         "parquet": {"file": "a", "features": ["x"], "label": "y"},
         "torchvision": {"folder": "a", "name": "MNIST"},
@@ -50,8 +51,8 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     ("table", "said"),
     [
         ({"kind": "cvs"},
-            ("data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"
-            " parquet, torchvision,")),
+            ("data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"
+            " csv, parquet, torchvision,")),
         ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
         ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
         ({}, "missing key 'data.file'"),
@@ -171,7 +172,7 @@ def test_what_is_not_there_is_said_before_any_job(folder, table, said):
     assert str(caught.value).startswith(f"{folder}/{said}")
 
 
-@pytest.mark.parametrize("kind", ["images", "tiny-imagenet"])
+@pytest.mark.parametrize("kind", ["images", "masks", "tiny-imagenet"])
 def test_images_are_read_in_the_size_of_a_jobs_model(folder, kind):
     with refused("in the size that a job's model takes; give a job"):
         parsed(kind=kind, folder=str(folder)).load(None)

@@ -11,6 +11,8 @@ import torch
 from pydantic import ValidationError
 from support.engines import check_engines_agree
 from support.jobs import make_data, make_job, make_shards
+from support.other_tasks import SIDES
+from support.other_tasks import shards as other_shards
 from support.refusals import refused
 from torch import nn
 
@@ -401,3 +403,17 @@ def test_torchvisions_resnet_is_its_own():
     whole.eval(), parts["extractor"].eval()
     with torch.no_grad():
         assert torch.equal(whole(x), parts["classifier"](parts["extractor"](x)))
+
+
+def test_a_model_may_have_outputs_for_each_pixel():
+    model = {"name": "pixels", "classes": 3, "head": "head", "input": [1, *SIDES]}
+    job = make_job("pfedsim", {"rho": 0.5}, model, rounds=2, task={"kind": "segmentation"})
+    end = check_engines_agree(job, other_shards("segmentation", job.silos))
+    assert end.states["a"].parts["classifier"]["weight"].shape == (3, 6, 1, 1)
+    with pytest.raises(ValidationError, match="has outputs for each position, and the task class"):
+        make_job(model=model)
+    half = {**model, "options": {"stride": 2}}
+    with pytest.raises(
+        ValidationError, match=r"to return \[2, 3\], or for each position \[2, 3, 8, 6\]"
+    ):
+        make_job(model=half, task={"kind": "segmentation"})

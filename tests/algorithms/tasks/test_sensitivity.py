@@ -28,8 +28,9 @@ def test_one_record_changes_no_more_than_the_sensitivity(kind):
     if kind == "regression":
         y[0], y[1] = 1e9, -1e9
     random = torch.Generator().manual_seed(0)
-    outputs = torch.randn(2, 12, job.model.width, generator=random) * 4
-    outputs[:, :6] = torch.tensor(ODD)[:, None]
+    sides = y.shape[1:] if job.task.dense else ()
+    outputs = torch.randn(2, 12, job.model.width, *sides, generator=random) * 4
+    outputs[:, :6] = torch.tensor(ODD).reshape(6, 1, *[1] * len(sides))
     whole, largest = sums_of(job, outputs, y), 0.0
     for record in range(12):
         others = torch.arange(12) != record

@@ -80,6 +80,17 @@ def test_4_values_that_are_no_number(make_job, good, value):
     )
 
 
+def test_3_a_map_of_other_sides_than_the_record(make_job):
+    model = {"name": "unet", "classes": 2, "input": [1, 4, 6]}
+    job = make_job("fedavg", model=model, task={"kind": "segmentation"})
+    good = Dataset(torch.zeros(3, 1, 4, 6), torch.zeros(3, 4, 6, dtype=torch.uint8))
+    check_records(job, good, "here")
+    turned = replace(good, y=good.y.transpose(1, 2))
+    assert fault(job, turned) == (
+        "here: y is [3, 6, 4] and x [3, 1, 4, 6]; give a class for each position, [N, 4, 6]"
+    )
+
+
 def test_6_an_id_that_two_records_have(make_job):
     records = replace(labelled([0, 1, 2]), ids=("x", "secret", "secret"))
     why = fault(make_job(), records)

@@ -1,0 +1,149 @@
+"""Images with a mask each, which says the class of every pixel.
+
+::
+
+    <folder>/images/visit-2/0001.jpg
+    <folder>/masks/visit-2/0001.png     the same name, whatever the ending
+
+A mask's pixels are its classes' numbers, or values that the table lists: 0 and 255 are usual for
+two classes. A mask is a PNG, grey or of a palette, whose indices count; JPEG would change it.
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field
+
+from ....errors import LocalError, reason
+from ...models.registry import Shape
+from ..dataset import MOST_CLASS, Dataset
+from ..lazy import LazyRecords
+from ..options import ImageFiles, Names, OneByOne
+from .images import (
+    ImageReader,
+    check_shape,
+    decoded,
+    image_files,
+    listing_digest,
+    relative_ids,
+    size_of,
+)
+
+Value = Annotated[int, Field(strict=True, ge=0, le=MOST_CLASS)]
+MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
+NO_CLASS = MOST_CLASS + 1
+
+
+class Masks(ImageFiles, OneByOne):
+    """``kind = "masks"``."""
+
+    kind: Literal["masks"]
+    folder: Path
+    values: Annotated[tuple[Value, ...] | None, Field(min_length=2)] = None
+    """What a mask has for the classes 0, 1, …; default: those numbers themselves."""
+    class_names: Names | None = None
+    """The job's names for the classes."""
+    resize: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _distinct(self) -> "Masks":
+        if len(set(self.values or ())) < len(self.values or ()):
+            raise ValueError("values: one is listed twice; give each class its own")
+        return self
+
+    def lacking(self) -> str | None:
+        """The two folders."""
+        both = self.folder / "images", self.folder / "masks"
+        return None if all(map(Path.is_dir, both)) else f"{self.folder}/{{images,masks}}/*.png"
+
+    def read_at(self, shape: Shape) -> Dataset:
+        """Images and masks in the order of their names; a record's id is its image's path.
+
+        Masks are in memory, images too unless ``lazy``.
+        """
+        check_shape(self.folder, shape)
+        try:
+            images, masks = self._pairs()
+            digest = listing_digest(self.folder, images, list(map(size_of, images)))
+        except OSError as error:
+            raise LocalError(
+                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
+            ) from error
+        count, pixels = len(images), math.prod(shape[1:])
+        size = shape[0] * pixels * np.dtype(np.float32).itemsize + pixels
+        self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
+        # First: a wrong number of constants is no fault of an image.
+        self.normalised(torch.zeros(1, *shape), self.where)
+        opened = partial(ImageReader, self, images, shape, self.resize)
+        identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
+        x = LazyRecords.of(opened, count, shape, self.workers, self.where, lambda: identity)
+        y = np.empty((count, *shape[1:]), np.uint8)
+        for record, path in enumerate(masks):
+            y[record] = self._mask(path, shape)
+        return Dataset(
+            x if self.lazy else x.whole(),
+            torch.from_numpy(y),
+            self.class_names,
+            relative_ids(self.folder / "images", images),
+        )
+
+    def _pairs(self) -> tuple[list[Path], list[Path]]:
+        """Images, and the mask of each."""
+        images, masks = self._named("images"), self._named("masks")
+        for own, other, what in ((images, masks, "mask"), (masks, images, "image")):
+            if lone := sorted(own.keys() - other.keys()):
+                raise LocalError(
+                    f"{own[lone[0]]}: has no {what} of its name; add it, or move it away (there are"
+                    f" {len(lone):,} such files)"
+                )
+        return list(images.values()), list(map(masks.__getitem__, images))
+
+    def _named(self, part: str) -> dict[Path, Path]:
+        """The files of a folder by their names without ending."""
+        root, found = self.folder / part, dict[Path, Path]()
+        for path in image_files(root):
+            first = found.setdefault(path.relative_to(root).with_suffix(""), path)
+            if first != path:
+                raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
+        return found
+
+    def _mask(self, path: Path, shape: Shape) -> NDArray[np.uint8]:
+        """Class numbers [height, width]."""
+        if path.suffix.lower() != ".png":
+            raise LocalError(f"{path}: masks are PNG; convert it without loss")
+        with decoded(path) as image:
+            if image.mode not in MODES:
+                raise LocalError(
+                    f"{path}: mode {image.mode}; store one number per pixel, grey or of a palette"
+                )
+            values = np.asarray(self._sized(path, image, shape)).astype(np.uint8)
+        if self.values is None:
+            return values
+        table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
+        table[list(self.values)] = np.arange(len(self.values))
+        classes = table[values]
+        if (unknown := classes == NO_CLASS).any():
+            raise LocalError(
+                f"{path}: has the value {int(values[unknown][0])}, which is not in data.values"
+                f" ({', '.join(map(str, self.values))}); add it, or correct the mask"
+            )
+        return classes.astype(np.uint8)
+
+    def _sized(self, path: Path, image: Image.Image, shape: Shape) -> Image.Image:
+        height, width = shape[1:]
+        if image.size == (width, height):
+            return image
+        if not self.resize:
+            raise LocalError(
+                f"{path}: {image.width} x {image.height} pixels, the job's model takes {width} x"
+                f" {height}; resize it, or set data.resize = true"
+            )
+        # Between two classes there is none.
+        return image.resize((width, height), Image.Resampling.NEAREST)

@@ -1,0 +1,152 @@
+"""Images with masks: pairs by name, values that become classes, and faults that name the file."""
+
+import numpy as np
+import pydantic
+import pytest
+import torch
+from PIL import Image
+
+from staddle.algorithms.data.sources.masks import Masks
+from staddle.errors import LocalError
+
+SHAPE = (1, 4, 5)
+rng = np.random.default_rng(0)
+
+
+def write(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+    return array
+
+
+def grey(*shape):
+    return rng.integers(0, 255, shape or SHAPE[1:], np.uint8, endpoint=True)
+
+
+def labels(classes=2, shape=SHAPE[1:]):
+    return rng.integers(0, classes, shape, np.uint8)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    def call(name, image=None, mask=None, ending="png"):
+        image = grey() if image is None else image
+        mask = labels() if mask is None else mask
+        write(tmp_path / "images" / f"{name}.{ending}", image)
+        write(tmp_path / "masks" / f"{name}.png", mask)
+        return image, mask
+
+    return call
+
+
+@pytest.fixture
+def read(tmp_path):
+    def call(shape=SHAPE, **fields):
+        return Masks(kind="masks", folder=tmp_path, **fields).read_at(shape)
+
+    return call
+
+
+@pytest.fixture
+def fault(read):
+    def call(**fields):
+        with pytest.raises(LocalError) as caught:
+            read(**fields)
+        return str(caught.value)
+
+    return call
+
+
+def test_each_image_has_the_mask_of_its_name(pair, read):
+    second = pair("b", mask=labels(3))
+    first = pair("a/visit", ending="PNG")
+    data = read(class_names=["tissue", "lesion", "vessel"])
+    assert data.ids == ("a/visit.PNG", "b.png")
+    assert (data.y.dtype, tuple(data.y.shape)) == (torch.uint8, (2, 4, 5))
+    for place, (image, mask) in enumerate((first, second)):
+        assert np.array_equal(data.x[place, 0].numpy(), image / np.float32(255))
+        assert np.array_equal(data.y[place].numpy(), mask)
+    assert data.class_names == ("tissue", "lesion", "vessel")
+    lazy = read(lazy=True)
+    assert torch.equal(lazy.x.whole(), data.x)
+    assert torch.equal(lazy.y, data.y)
+    assert lazy.x.identity() == read(lazy=True).x.identity()
+
+
+def test_values_become_classes_in_their_order(pair, read, fault, tmp_path):
+    _, mask = pair("a", mask=np.array([[0, 255, 255, 0, 0]] * 4, np.uint8))
+    assert np.array_equal(read(values=[0, 255]).y[0].numpy(), mask // 255)
+    assert np.array_equal(read(values=[255, 0]).y[0].numpy(), 1 - mask // 255)
+    assert fault(values=[0, 1]) == (
+        f"{tmp_path}/masks/a.png: has the value 255, which is not in data.values (0, 1); add it, or"
+        " correct the mask"
+    )
+    with pytest.raises(pydantic.ValidationError, match="values: one is listed twice"):
+        read(values=[0, 0])
+    with pytest.raises(pydantic.ValidationError, match="less than or equal to 255"):
+        read(values=[0, 256])
+
+
+def test_a_palettes_indices_and_single_bits_are_numbers(pair, read, tmp_path):
+    pair("a")
+    image = Image.fromarray(labels(3), mode="P")
+    image.putpalette([255, 0, 0, 9, 9, 9, 0, 0, 7])
+    image.save(tmp_path / "masks" / "a.png")
+    assert np.array_equal(read().y[0].numpy(), np.asarray(image))
+    bits = labels().astype(bool)
+    Image.fromarray(bits).save(tmp_path / "masks" / "a.png")
+    assert np.array_equal(read().y[0].numpy(), bits)
+
+
+def test_masks_are_resized_without_new_values(pair, read, fault):
+    mask = np.kron(labels(3), np.ones((2, 2), np.uint8))
+    pair("a", grey(8, 10), mask)
+    assert "masks/a.png: 10 x 8 pixels, the job's model takes 5 x 4; resize it, or set" in fault()
+    assert np.array_equal(read(resize=True).y[0].numpy(), mask[::2, ::2])
+    pair("a", grey(8, 10))
+    assert "images/a.png: 10 x 8 pixels, the job's model takes 5 x 4; resize it" in fault()
+
+
+def test_files_without_a_partner_are_told(pair, read, fault, tmp_path):
+    pair("a")
+    pair("b")
+    (tmp_path / "masks" / "b.png").unlink()
+    write(tmp_path / "images" / "c.png", grey())
+    assert fault() == (
+        f"{tmp_path}/images/b.png: has no mask of its name; add it, or move it away (there are 2"
+        " such files)"
+    )
+    (tmp_path / "images" / "b.png").unlink()
+    (tmp_path / "images" / "c.png").unlink()
+    write(tmp_path / "masks" / "b.png", labels())
+    assert "masks/b.png: has no image of its name; add it" in fault()
+    (tmp_path / "masks" / "b.png").unlink()
+    write(tmp_path / "images" / "a.jpg", grey())
+    assert fault() == f"{tmp_path}/images/a.png: a.jpg has the same name; keep one of them"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: write(path.with_suffix(".jpg"), labels()), "masks are PNG; convert it"),
+        (lambda path: write(path, rng.integers(0, 9, (4, 5, 3), np.uint8)), "mode RGB; store one"),
+        (lambda path: path.write_bytes(b"no image"), "cannot read it as PNG or JPEG"),
+        (lambda path: path.mkdir(), "has no mask of its name"),
+    ],
+)
+def test_masks_that_are_none(pair, fault, tmp_path, make, why):
+    pair("a")
+    path = tmp_path / "masks" / "a.png"
+    path.unlink()
+    make(path)
+    assert why in fault()
+
+
+def test_what_lacks_is_named(pair, read, fault, tmp_path):
+    table = Masks(kind="masks", folder=tmp_path)
+    assert table.lacking() == f"{tmp_path}/{{images,masks}}/*.png"
+    pair("a")
+    assert table.lacking() is None
+    assert "takes [3, 4]" in fault(shape=(3, 4))
+    assert "data.mean has 2 numbers for 1 channels" in fault(mean=[0, 1])
+    assert read(mean=[0.5], std=[0.5]).x.min() < 0
