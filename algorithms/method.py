@@ -303,6 +303,11 @@ class Method(ABC):
         """
         return ""
 
+    @property
+    def smallest_cell(self) -> int | None:
+        """Fewest of a silo's records that an exact count is of; None if it counts no cells."""
+        return None
+
     @abstractmethod
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """The stages of training of this round in order, with surveys and changes in between.

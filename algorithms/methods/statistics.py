@@ -113,6 +113,11 @@ class Statistics(Method):
         """The sums of all."""
         return self.crossed
 
+    @property
+    def smallest_cell(self) -> int | None:
+        """Option ``fewest``; None where cells have noise."""
+        return None if self.setting.noised else max(self.options.fewest, 1)
+
     # The silo half. ``extra`` holds the sums of all silos, as they were delivered.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
@@ -178,7 +183,7 @@ class Statistics(Method):
         sums["classes"] = facts.class_counts.double()
         sums["records"] = sums["classes"].sum(0, keepdim=True)
         noised = self.setting.noised
-        few = 0.5 if noised else max(self.options.fewest, 1) - 0.5
+        few = (self.smallest_cell or 1) - 0.5
         # The values of few records would show in sums, and their number in p.
         kept = (sums["histogram"] > few) | noised
         for name, unit in (("present", 1), ("sums", STEPS), ("squares", STEPS)):

@@ -278,6 +278,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
             " sort records has many such rows."
         ),
         f"max_parallel = {MAX_PARALLEL}",
+        *_cells(jobs),
         "",
         *_comment("Polls, heartbeats and answers per session."),
         "[control]",
@@ -286,6 +287,14 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
     ]
     sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
     return "\n".join([*lines, *sums, *budget_text.table(jobs, dataset)]) + "\n"
+
+
+def _cells(jobs: Sequence[Job]) -> list[str]:
+    smallest = [cell for job in jobs if (cell := job.method().smallest_cell) is not None]
+    if not smallest:
+        return []
+    why = "How many of this silo's records each number is of that statistics count without noise."
+    return [*_comment(why), f"min_cell = {min(smallest)}"]
 
 
 def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:

@@ -13,6 +13,7 @@
                                     # the longest step of this silo's own training; left out: any
     max_parallel = 2                # rows of a delivered layer that may be multiples of others;
                                     # left out: any
+    min_cell = 5                    # fewest records that an exact number of statistics is of
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000
@@ -135,12 +136,14 @@ class PolicyLimits(Strict):
 
     ``max_bytes_per_round`` counts all messages of a round, begun ones in full and protocol
     messages of secure sums included. ``max_step`` and ``max_parallel`` are None for no bound.
+    ``min_cell`` bounds what a job of the method ``statistics`` counts without noise.
     """
 
     max_bytes_per_round: Bytes
     max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
     max_step: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     max_parallel: Count | None = None
+    min_cell: Count = 5
 
 
 class ControlCaps(Strict):

@@ -411,7 +411,17 @@ def job_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, 
         *privacy_objections(plan.job, policy),
         *sum_objections(plan, policy, roster),
         *weights_objections(plan.job, policy),
+        *_cell_objections(plan.job, policy),
     )
+
+
+def _cell_objections(job: Job, policy: Policy) -> Iterator[str]:
+    smallest, least = job.method().smallest_cell, policy.file.limits.min_cell
+    if smallest is not None and smallest < least:
+        yield (
+            f"the job counts cells of {smallest} records; the policy has limits.min_cell = {least};"
+            f" have it signed with method.options.fewest = {least}, or lower the policy's"
+        )
 
 
 def admit(

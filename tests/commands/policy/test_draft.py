@@ -2,6 +2,7 @@ import json
 import sys
 
 import pytest
+from support.jobs import make_job
 from support.signed_federation import job_document
 from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
@@ -102,6 +103,18 @@ def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
 
 def lenet(side):
     return {"name": "lenet5", "classes": 10, "input": [3, side, side]}
+
+
+def test_a_draft_is_of_the_smallest_cells_that_its_jobs_count(jobs):
+    assert "min_cell" not in draft([jobs["fedavg"]])
+    model = {"name": "glm", "classes": 2, "class_names": ["a", "b"], "input": [1, 1, 1]}
+    features = [{"name": "age", "least": 0, "most": 120}]
+    counting = [
+        make_job("statistics", {"fewest": fewest}, model, rounds=1, features=features)
+        for fewest in (7, 2)
+    ]
+    assert parsed(draft([counting[0], jobs["fedavg"]])).file.limits.min_cell == 7
+    assert parsed(draft(counting)).file.limits.min_cell == 2
 
 
 def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs, federation):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import save
+from support.jobs import make_job
 from support.private_jobs import SIGMA, policy_for, private_job, without_budget
 
 from staddle.algorithms.data.dataset import _draw
@@ -25,6 +26,7 @@ from staddle.silo.admission.checks import (
     admit,
     asked_of_rows,
     checked_cohort,
+    job_objections,
     outflows,
     sum_objections,
 )
@@ -379,6 +381,39 @@ def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
     asked = "public_counts = true\nmin_cohort = 4\nmin_honest = 3\nassumed_colluders = 1\n"
     security = {**PUBLIC, "counts": {**counts, "silo-a": 40, "silo-b": 40, "silo-c": 40}}
     assert ask(**blind("at-the-bounds", security, asks=asked)).job.security.weights == "public"
+
+
+@pytest.mark.parametrize(
+    ("fewest", "policy", "said"),
+    [
+        (5, "", None),
+        (4, "", "counts cells of 4 records; the policy has limits.min_cell = 5; have it signed"),
+        (0, "min_cell = 2", "counts cells of 1 records; the policy has limits.min_cell = 2;"),
+        (0, "min_cell = 0", None),
+    ],
+)
+def test_4_statistics_leave_out_cells_of_as_few_records_as_the_policy_says(
+    made, fewest, policy, said
+):
+    job = counting({"fewest": fewest})
+    text = made.policy(made.jobs["simple"]).text.replace("[limits]", f"[limits]\n{policy}")
+    found = job_objections(JobPlan(job), made.parsed(text), made.roster)
+    assert [*found] == ([] if said is None else [found[0]])
+    assert said is None or said in found[0]
+
+
+def test_4_noised_statistics_leave_out_nothing(made):
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5}
+    noised = counting({"fewest": 0}, privacy)
+    said = job_objections(JobPlan(noised), made.policy(made.jobs["simple"]), made.roster)
+    assert not [why for why in said if "min_cell" in why]
+
+
+def counting(options, privacy=None):
+    model = {"name": "glm", "classes": 2, "class_names": ["a", "b"], "input": [1, 1, 1]}
+    features = [{"name": "age", "least": 0, "most": 120}]
+    fields = {"silos": list(SILOS), "rounds": 1, "features": features, "privacy": privacy}
+    return make_job("statistics", options, model, **fields)
 
 
 def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
