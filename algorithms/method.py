@@ -33,7 +33,6 @@ or penalty that is built separately for each silo is right too, but then silos t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -415,15 +414,15 @@ class Method(ABC):
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
 
-    def header_rows(self, bias: bool = False) -> TensorSpec:
+    def header_rows(self, bias: bool = False, *, by_position: bool = False) -> TensorSpec:
         """The spec of a linear classifier's weight [classes, features], a row per class.
 
-        A convolution of one position is one, too. LocalError where the classifier is anything else;
-        with ``bias`` it must have one.
+        LocalError where the classifier is anything else; with ``bias`` it must have one.
+        ``by_position``: a convolution of one position is linear, too.
         """
         named = {spec.name: spec for spec in self.template["classifier"]}
         rows, wanted = named.get("weight"), {"weight", "bias"} if bias else {"weight"}
-        linear = rows is not None and len(rows.shape) >= 2 and prod(rows.shape[2:]) == 1
+        linear = rows is not None and (len(rows.shape) == 2 or by_position)
         if rows is None or not linear or not wanted <= named.keys() <= {"weight", "bias"}:
             raise LocalError(
                 f"{self.name} needs a linear classifier with {' and '.join(sorted(wanted))}, the"

@@ -24,7 +24,6 @@ SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 TRUTHS = (torch.int64, torch.float32, torch.uint8)  # dtypes of y
 MOST_TOKENS = 2**24  # whole numbers up to it are exact in float32
-MOST_CLASS = 255  # of a position
 FEWEST_RECORDS = 2  # one to train on, one to test on
 
 
@@ -32,7 +31,7 @@ FEWEST_RECORDS = 2  # one to train on, one to test on
 class Dataset:
     """Records ``x`` [N, …] float32, and what is true of them, ``y`` [N, …].
 
-    Class numbers of each position of a record are uint8; else ``y`` is int64 or float32. In a
+    ``y`` is int64 or float32; class numbers of each position of a record may be uint8. In a
     classification ``y`` [N] are class numbers (algorithms/tasks). Where known, the classes'
     names, the records' ids and what each feature is. ``x`` may be read when it is used (lazy.py);
     ``y`` is always in memory.
@@ -208,15 +207,15 @@ def load_npz(path: Path) -> Dataset:
 def as_truth(found: Any, shape: Sequence[int]) -> Tensor:
     """What is true of records, of the dtypes of ``Dataset.y``; ``shape`` is that of one record's.
 
-    Whole numbers with two sides or more, from 0 to 255, are classes of positions.
+    Numbers of eight bits stay so where a record has two sides or more: classes of its positions.
     """
     # An array of numpy's stays where it is.
     y = np.asarray(found)
     with np.errstate(over="ignore"):
         if y.dtype.kind not in "biu":
             return torch.from_numpy(y.astype(np.float32, copy=False))
-        by_position = len(shape) > 1 and y.min(initial=0) >= 0 and y.max(initial=0) <= MOST_CLASS
-        return torch.from_numpy(y.astype(np.uint8 if by_position else np.int64, copy=False))
+        small = len(shape) > 1 and y.dtype in (np.uint8, np.bool_)
+        return torch.from_numpy(y.astype(np.uint8 if small else np.int64, copy=False))
 
 
 def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -230,9 +229,10 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
             f"{path}: x has whole numbers beyond {MOST_TOKENS:,}, which float32 does not hold;"
             " number the tokens from 0"
         )
-    if y.dtype.kind not in "iuf":
+    if y.dtype.kind not in "biuf":
         raise LocalError(
-            f"{path}: y is {y.dtype}; store class numbers as int64, or other targets as float32"
+            f"{path}: y is {y.dtype}; store class numbers as int64, those of positions as uint8, or"
+            " other targets as float32"
         )
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise LocalError(

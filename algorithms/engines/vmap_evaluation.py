@@ -122,7 +122,7 @@ def chunk(modules: Modules, shape: Sequence[int]) -> int:
     """
     # Batch norm without running statistics gives other outputs in chunks of another size, so these
     # are cut as they are where silos are evaluated one by one.
-    return evaluation_chunk(shape) if _evaluating(modules) else CHUNK
+    return evaluation_chunk(shape, modules) if _evaluating(modules) else CHUNK
 
 
 def _silos(batch: Batch, count: int) -> list[int]:

@@ -152,7 +152,7 @@ class PFedSim(Method):
                 " compared and no extractor is mixed; raise participation or min_cohort so that 2"
                 " are drawn, or set rho = 1"
             )
-        weight = self.header_rows()
+        weight = self.header_rows(by_position=True)
         classes, width = weight.shape
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")

@@ -32,7 +32,10 @@ DICE = ScoreForm("dice", "Dice score", "one class everywhere")
 
 
 class Segmentation(Task):
-    """``kind = "segmentation"``; y is [N, height, width] or [N, depth, height, width] uint8."""
+    """``kind = "segmentation"``; y is [N, height, width] or [N, depth, height, width] uint8.
+
+    Other whole numbers will do, but take more memory.
+    """
 
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
     dense: ClassVar[bool] = True
@@ -67,16 +70,17 @@ class Segmentation(Task):
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """Another dtype or shape, or a number that is no class."""
-        if y.dtype != torch.uint8 or y.ndim not in (3, 4):
+        if y.dtype.is_floating_point or y.ndim not in (3, 4):
             return (
                 f"y is {named_array(y.dtype, tuple(y.shape[1:]))}, the job's task takes uint8 [N,"
                 " height, width] or [N, depth, height, width]: for each position the number of its"
-                " class, from 0 to 255"
+                " class"
             )
-        if len(y) and (wrong := y >= outputs).any():
+        # In eight bits 256 would be 0.
+        if (wrong := (y < 0) | (y > outputs - 1)).any():
             return (
-                f"record {first(wrong)} has a class above {outputs - 1} somewhere; the job's model"
-                f" knows 0 to {outputs - 1}"
+                f"record {first(wrong)} has a class outside 0 to {outputs - 1} somewhere, which the"
+                " job's model does not know; correct it, or have the operator correct model.classes"
             )
         return ""
 
@@ -89,7 +93,7 @@ class Segmentation(Task):
 
     def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> ValueCounting:
         """Sums of Dice scores."""
-        return ValueCounting(DiceScores(outputs), noised=noised)
+        return ValueCounting(DiceScores(outputs, noised), noised=noised)
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,11 @@ class DiceScores:
     """What evaluation counts (value_counting.py): by class its Dice scores, and how many."""
 
     classes: int
+    noised: bool = False
 
     @property
     def score(self) -> ScoreForm:
-        """The mean over the classes but 0."""
+        """The mean over the classes but 0 that are judged."""
         return DICE
 
     @property
@@ -136,14 +141,16 @@ class DiceScores:
     def measures(self, means: Mapping[str, float]) -> Said:
         """The score, and that of each class that is judged somewhere.
 
-        Where none is, there was nothing to find, and nothing was found: 1.
+        Where none is, there was nothing to find, and nothing was found: 1. Noised, each class
+        counts by how often it is judged: noise alone would give a class without records any score.
         """
-        scores = {
-            f"dice_class_{one}": share(means[f"dice{one}"] / judged)
-            for one in self._judged
-            if (judged := means[f"judged{one}"]) > 0
-        }
-        return {"dice": float(np.mean([*scores.values()] or [1.0])), **scores}
+        judged = {one: means[f"judged{one}"] for one in self._judged if means[f"judged{one}"] > 0}
+        if not judged:
+            return {"dice": 1.0}
+        scores = {one: share(means[f"dice{one}"] / own) for one, own in judged.items()}
+        weights = [*judged.values()] if self.noised else None
+        mean = float(np.average([*scores.values()], weights=weights))
+        return {"dice": mean, **{f"dice_class_{one}": own for one, own in scores.items()}}
 
     def baseline(self, y: NDArray[Any]) -> float:
         """The score of the best answer that calls all positions of all records one class."""

@@ -42,6 +42,8 @@ class Task(Strict):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Losses [B] of the model's outputs [B, outputs]; y [B, …] is what is true.
 
+        Outputs are [B, outputs, …] of a ``dense`` task.
+
         It can run under ``torch.vmap``, and treats each record by itself.
         """
 

@@ -171,7 +171,7 @@ class ValueCounting(Counting):
                 " correct values, facts or their names in the task's code"
             )
         shares = torch.stack([found[name] for name in names], 1).double()
-        # What has diverged counts as the worst, which for all values is 1.
+        # What has diverged counts as 1, the worst of errors and losses.
         shares = torch.nan_to_num(shares, nan=1.0).clamp(0, 1)
         return {"units": (shares * UNIT).round().to(torch.int32)}
 

@@ -23,7 +23,7 @@ from ...errors import CancelledError, LocalError
 from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batches_of, calls_of, chunks_of
 from ..method import Method
-from ..models.foreign import draws_randomly
+from ..models.foreign import draws_randomly, traits_of
 from ..numerics.devices import Precision, casting, channels_last, device_of, multiplying
 from ..numerics.streams import permutation
 from ..numerics.torch_draws import drawing
@@ -31,6 +31,7 @@ from ..tasks.counting import Counting, Tally, gathered
 from .optimisers import clipped, move
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
+DENSE_FEATURES = 64  # of a position, about
 EVALUATION_BYTES = 2**26  # of such a call's records: a volume may have millions of values
 
 Modules: TypeAlias = Mapping[str, nn.Module]
@@ -331,7 +332,7 @@ def measure(
         module.eval()
     found: dict[str, list[Tensor]] = {}
     device = device_of(modules.values())
-    chunks = chunks_of(data, evaluation_chunk(data.x.shape), device)
+    chunks = chunks_of(data, evaluation_chunk(data.x.shape, modules), device)
     for chunk in stoppable(chunks, cancelled):
         for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
@@ -344,9 +345,11 @@ def measure(
     return measured
 
 
-def evaluation_chunk(shape: Sequence[int]) -> int:
+def evaluation_chunk(shape: Sequence[int], modules: Modules) -> int:
     """How many records, of a set of this shape [N, …], are evaluated per call."""
-    own = prod(shape[1:]) * torch.float32.itemsize
+    # With outputs for each position, all layers have numbers for each.
+    features = (1, DENSE_FEATURES)[traits_of(modules).dense]
+    own = prod(shape[1:]) * torch.float32.itemsize * features
     return min(EVALUATION_CHUNK, max(1, EVALUATION_BYTES // max(1, own)))
 
 
@@ -371,7 +374,7 @@ def evaluate(
     device = device_of(modules.values())
     calls: Iterable[tuple[Tensor, Tensor, int]]
     if rows is None:
-        chunks = chunks_of(data, evaluation_chunk(data.x.shape), device)
+        chunks = chunks_of(data, evaluation_chunk(data.x.shape, modules), device)
         calls = ((x, y, len(x)) for x, y in chunks)
     else:
         # Calls of one size: rows that fill up the last one are not counted.

@@ -324,3 +324,23 @@ class Pixels(nn.Module):
 
 def pixels(shape, outputs, stride=1):
     return Pixels(shape[0], outputs, stride)
+
+
+class Point(nn.Conv1d):
+    """A convolution of one position, on vectors."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1)[..., None])[..., 0]
+
+
+class Pointwise(nn.Module):
+    def __init__(self, outputs, sides):
+        super().__init__()
+        self.body, self.head, self.sides = nn.Linear(64, 64), Point(64, outputs, 1), sides
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).reshape(len(x), *self.sides))
+
+
+def pointwise(shape, outputs, sides=(64,)):
+    return Pointwise(outputs, sides)

@@ -159,7 +159,7 @@ def _targets(dataset: Any, count: int, like: Pair, where: str) -> Tensor | None:
 
 
 def _truth(found: Any, shape: Sequence[int]) -> Tensor:
-    # Numbers of Python, and of other precisions, are meant as these two.
+    # Numbers of Python, and of other precisions, are meant as those of ``Dataset.y``.
     truth = torch.as_tensor(found)
     return truth.float() if truth.is_floating_point() else as_truth(truth, shape)
 

@@ -18,14 +18,16 @@ import numpy as np
 import pydantic
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.ExifTags import Base
 from pydantic import Field
 
 from ....errors import LocalError, reason
+from ....files.file_bounds import check_fits
 from ...models.registry import Shape
-from ..dataset import MOST_CLASS, Dataset
+from ..dataset import Dataset
 from ..lazy import LazyRecords
-from ..options import ImageFiles, Names, OneByOne
+from ..options import COPIES, ImageFiles, Names, OneByOne
 from .images import (
     ImageReader,
     check_shape,
@@ -36,6 +38,8 @@ from .images import (
     size_of,
 )
 
+MOST_CLASS = 255
+ORIENTATION = Base.Orientation
 Value = Annotated[int, Field(strict=True, ge=0, le=MOST_CLASS)]
 MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
 NO_CLASS = MOST_CLASS + 1
@@ -78,7 +82,10 @@ class Masks(ImageFiles, OneByOne):
             ) from error
         count, pixels = len(images), math.prod(shape[1:])
         size = shape[0] * pixels * np.dtype(np.float32).itemsize + pixels
-        self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
+        sides = " x ".join(map(str, shape))
+        self.check_fits(count * size, f"{count:,} images of {sides}")
+        # These are read at once in any case.
+        check_fits(self.folder, COPIES * count * pixels, f"{count:,} masks of images of {sides}")
         # First: a wrong number of constants is no fault of an image.
         self.normalised(torch.zeros(1, *shape), self.where)
         opened = partial(ImageReader, self, images, shape, self.resize)
@@ -86,7 +93,7 @@ class Masks(ImageFiles, OneByOne):
         x = LazyRecords.of(opened, count, shape, self.workers, self.where, lambda: identity)
         y = np.empty((count, *shape[1:]), np.uint8)
         for record, path in enumerate(masks):
-            y[record] = self._mask(path, shape)
+            y[record] = self._mask(path, images[record], shape)
         return Dataset(
             x if self.lazy else x.whole(),
             torch.from_numpy(y),
@@ -114,16 +121,19 @@ class Masks(ImageFiles, OneByOne):
                 raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
         return found
 
-    def _mask(self, path: Path, shape: Shape) -> NDArray[np.uint8]:
-        """Class numbers [height, width]."""
-        if path.suffix.lower() != ".png":
-            raise LocalError(f"{path}: masks are PNG; convert it without loss")
-        with decoded(path) as image:
-            if image.mode not in MODES:
+    def _mask(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
+        """Class numbers [height, width] of the image in a file."""
+        with decoded(of) as image:
+            size, turned = image.size, image.getexif().get(ORIENTATION, 1)
+        with decoded(path) as mask:
+            _check_mask(path, mask)
+            if (mask.size, mask.getexif().get(ORIENTATION, 1)) != (size, turned):
                 raise LocalError(
-                    f"{path}: mode {image.mode}; store one number per pixel, grey or of a palette"
+                    f"{path}: {mask.width} x {mask.height} pixels, its image {size[0]} x {size[1]};"
+                    " give them one size and, in Exif, one orientation"
                 )
-            values = np.asarray(self._sized(path, image, shape)).astype(np.uint8)
+            upright = ImageOps.exif_transpose(mask)
+            values = np.asarray(self._sized(path, upright, shape)).astype(np.uint8)
         if self.values is None:
             return values
         table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
@@ -147,3 +157,17 @@ class Masks(ImageFiles, OneByOne):
             )
         # Between two classes there is none.
         return image.resize((width, height), Image.Resampling.NEAREST)
+
+
+def _check_mask(path: Path, mask: Image.Image) -> None:
+    """LocalError for a mask whose pixels are not the numbers that were stored."""
+    if mask.format != "PNG":
+        raise LocalError(f"{path}: is a {mask.format}, and masks are PNG; convert it without loss")
+    if mask.mode not in MODES:
+        raise LocalError(
+            f"{path}: mode {mask.mode}; store one number per pixel, grey or of a palette"
+        )
+    # Pillow spreads grey of two and four bits over 0 … 255.
+    tiles = getattr(mask, "tile", ())  # of files alone
+    if mask.mode == "L" and any(tile[3] != "L" for tile in tiles):
+        raise LocalError(f"{path}: has 2 or 4 bits per pixel; store 8, or a palette")

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -90,7 +90,7 @@ class Table(DataTable):
     @classmethod
     def _by_column(cls, marks: object, info: pydantic.ValidationInfo) -> object:
         columns: tuple[str, ...] = info.data.get("features", ())
-        return marks if isinstance(marks, dict) else dict.fromkeys(columns, marks)
+        return dict.fromkeys(columns, marks) if isinstance(marks, list | tuple) else marks
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Table":
@@ -335,7 +335,7 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
         value = (number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0)
         # Few values may lie outside a range: an operator's scale is not to make them stand out.
         reach = table._reach.get(name, inf)  # noqa: SLF001 this file's
-        return (min(max(value, -reach), reach),)
+        return (min(max(value, -reach), reach) if isfinite(value) else value,)
     if value not in known:
         raise _fault(
             table,

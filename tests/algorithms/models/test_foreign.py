@@ -417,3 +417,17 @@ def test_a_model_may_have_outputs_for_each_pixel():
         ValidationError, match=r"to return \[2, 3\], or for each position \[2, 3, 8, 6\]"
     ):
         make_job(model=half, task={"kind": "segmentation"})
+
+
+def test_a_head_of_positions_has_rows_for_methods_that_compare_them_alone():
+    """FedSSA averages rows of a linear layer; those of a convolution have another shape."""
+    model = {**MIXED, "name": "pointwise", "head": "head"}
+    assert make_job("pfedsim", {"rho": 0.5}, model).document()
+    for method in ("fedssa", "pfedfda"):
+        with refused("needs a linear classifier with bias and weight, the model's has weight"):
+            make_job(method, model=model).document()
+
+
+def test_what_comes_before_the_head_of_whole_records_is_a_vector():
+    with refused(r"before the head is \[2, 8, 8\] of two"):
+        options(name="pointwise", head="head", options={"sides": [8, 8]})

@@ -42,6 +42,10 @@ def test_the_loss_is_cross_entropy_and_one_minus_the_soft_dice(sides):
     weighted = (entropies * weights[y.long()].flatten(1)).mean(1)
     own = Segmentation(loss="cross-entropy", class_weights=(1.0, 4.0, 9.0))
     torch.testing.assert_close(own.losses(logits, y), weighted)
+    both = Segmentation(class_weights=(1.0, 4.0, 9.0)).losses(logits, y)
+    torch.testing.assert_close(
+        both, weighted + Segmentation().losses(logits, y) - entropies.mean(1)
+    )
     shares = logits.softmax(1)
     for record in range(len(y)):
         dice = [
@@ -115,15 +119,30 @@ def test_the_baseline_is_that_of_the_best_constant_answer():
     assert DiceScores(3).baseline(y.numpy()) == pytest.approx(max(scores), abs=1e-5)
 
 
+def test_noise_gives_a_class_without_records_hardly_any_weight():
+    means = {"dice1": 0.6, "judged1": 0.8, "dice2": 0.02, "judged2": 0.001}
+    assert DiceScores(3).measures(means)["dice"] == pytest.approx((0.75 + 1) / 2)
+    noised = DiceScores(3, noised=True).measures(means)
+    assert noised["dice"] == pytest.approx((0.6 + 0.001) / 0.801)
+    assert noised["dice_class_2"] == 1
+    sums = {"tested": 100, "dice1.trained": 0, "judged1.trained": -5, "judged2.trained": -1}
+    counting = Segmentation().counting(3, MetricsTable(), noised=True)
+    assert counting.of_sums(sums)["trained"] == {"dice": 1.0}
+
+
 @pytest.mark.parametrize(
     ("y", "why"),
     [
         (torch.zeros(4, dtype=torch.int64), r"y is int64 \[N\], the job's task takes uint8 \[N,"),
-        (torch.zeros(4, 3, 3, dtype=torch.int64), r"y is int64 \[N, 3, 3\], the job's task takes"),
+        (torch.zeros(4, 3, 3), r"y is float32 \[N, 3, 3\], the job's task takes"),
         (torch.zeros(4, 3, dtype=torch.uint8), r"y is uint8 \[N, 3\], the job's task takes"),
         (
             torch.tensor([[[0, 1]], [[3, 1]]], dtype=torch.uint8),
-            "record 1 has a class above 2 somewhere; the job's model knows 0 to 2",
+            "record 1 has a class outside 0 to 2 somewhere, which the job's model does not know",
+        ),
+        (
+            torch.tensor([[[0, 1]], [[1, 1]], [[-1, 1]]]),
+            "record 2 has a class outside 0 to 2 somewhere, which",
         ),
     ],
 )
@@ -135,6 +154,8 @@ def test_good_records_and_jobs():
     _, y = drawn()
     assert Segmentation().records_fault(y, 3) == ""
     assert Segmentation().records_fault(y[:0], 3) == ""
+    assert Segmentation().records_fault(y.long(), 3) == ""
+    assert Segmentation().records_fault(y + 253, 256) == ""
     assert Segmentation().fault(256) == ""
     assert "at most 256 classes, the model 257" in Segmentation().fault(257)
     weights = Segmentation(class_weights=(1.0, 2.0))

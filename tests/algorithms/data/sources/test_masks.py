@@ -1,12 +1,15 @@
 """Images with masks: pairs by name, values that become classes, and faults that name the file."""
 
+import resource
+import zlib
+
 import numpy as np
 import pydantic
 import pytest
 import torch
 from PIL import Image
 
-from staddle.algorithms.data.sources.masks import Masks
+from staddle.algorithms.data.sources.masks import ORIENTATION, Masks
 from staddle.errors import LocalError
 
 SHAPE = (1, 4, 5)
@@ -70,7 +73,11 @@ def test_each_image_has_the_mask_of_its_name(pair, read):
     lazy = read(lazy=True)
     assert torch.equal(lazy.x.whole(), data.x)
     assert torch.equal(lazy.y, data.y)
-    assert lazy.x.identity() == read(lazy=True).x.identity()
+    known = lazy.x.identity()
+    assert known == read(lazy=True).x.identity()
+    assert known != read(lazy=True, mean=[0.5]).x.identity()
+    pair("c")
+    assert known != read(lazy=True).x.identity()
 
 
 def test_values_become_classes_in_their_order(pair, read, fault, tmp_path):
@@ -101,10 +108,57 @@ def test_a_palettes_indices_and_single_bits_are_numbers(pair, read, tmp_path):
 def test_masks_are_resized_without_new_values(pair, read, fault):
     mask = np.kron(labels(3), np.ones((2, 2), np.uint8))
     pair("a", grey(8, 10), mask)
-    assert "masks/a.png: 10 x 8 pixels, the job's model takes 5 x 4; resize it, or set" in fault()
+    assert "a.png: 10 x 8 pixels, the job's model takes 5 x 4; resize it, or set" in fault()
     assert np.array_equal(read(resize=True).y[0].numpy(), mask[::2, ::2])
     pair("a", grey(8, 10))
-    assert "images/a.png: 10 x 8 pixels, the job's model takes 5 x 4; resize it" in fault()
+    said = "masks/a.png: 5 x 4 pixels, its image 10 x 8; give them one size"
+    assert said in fault()
+    assert said in fault(resize=True)
+
+
+def test_a_mask_is_turned_as_its_image_is(pair, read, fault, tmp_path):
+    """A camera's image lies on its side, and says so."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    image, mask = pair("a", grey(5, 4), labels(3, (5, 4)))
+    write(tmp_path / "images" / "a.png", image, exif=exif)
+    assert "masks/a.png: 4 x 5 pixels, its image 4 x 5; give them one size and, in Exif," in fault()
+    write(tmp_path / "masks" / "a.png", mask, exif=exif)
+    data = read()
+    assert np.array_equal(data.y[0].numpy(), np.rot90(mask, -1))
+    assert np.array_equal(data.x[0, 0].numpy(), np.rot90(image, -1) / np.float32(255))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_masks_that_do_not_fit_the_memory_are_refused_before_they_are_read(pair, lazy, tmp_path):
+    for name in "abcdefgh":
+        pair(name)
+    table = Masks(kind="masks", folder=tmp_path, resize=True, lazy=lazy)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**33, hard))
+    try:
+        with pytest.raises(LocalError, match=r"8 (masks of )?images of 1 x 65536 x 65536"):
+            table.read_at((1, 2**16, 2**16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_grey_of_few_bits_is_refused_since_its_numbers_would_change(pair, read, fault, tmp_path):
+    pair("a")
+    path = tmp_path / "masks" / "a.png"
+    image = Image.fromarray(labels(3), mode="P")
+    image.putpalette([*range(12)])
+    image.save(path, bits=2)
+    assert np.array_equal(read().y[0].numpy(), np.asarray(image))
+    raw = path.read_bytes()
+    place = raw.index(b"IHDR")
+    header = bytearray(raw[place : place + 17])
+    header[13] = 0  # grey, in place of a palette's indices
+    start = raw.index(b"PLTE") - 4
+    end = raw.index(b"IDAT") - 4
+    grey_ = raw[:place] + header + zlib.crc32(header).to_bytes(4, "big") + raw[place + 21 : start]
+    path.write_bytes(grey_ + raw[end:])
+    assert "masks/a.png: has 2 or 4 bits per pixel; store 8, or a palette" in fault()
 
 
 def test_files_without_a_partner_are_told(pair, read, fault, tmp_path):
@@ -128,7 +182,9 @@ def test_files_without_a_partner_are_told(pair, read, fault, tmp_path):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: write(path.with_suffix(".jpg"), labels()), "masks are PNG; convert it"),
+        (lambda path: write(path.with_suffix(".jpg"), labels()), "is a JPEG, and masks are PNG"),
+        (lambda path: write(path, labels(), format="JPEG"), "is a JPEG, and masks are PNG"),
+        (lambda path: write(path, labels().astype(np.uint16)), "mode I;16; store one number"),
         (lambda path: write(path, rng.integers(0, 9, (4, 5, 3), np.uint8)), "mode RGB; store one"),
         (lambda path: path.write_bytes(b"no image"), "cannot read it as PNG or JPEG"),
         (lambda path: path.mkdir(), "has no mask of its name"),
