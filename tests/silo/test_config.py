@@ -61,9 +61,9 @@ def test_what_is_left_out_has_its_default(load):
         (HEAD + 'polcy = "x"\n' + TRUST + DATA, "unknown key 'polcy'; did you mean 'policy'?"),
         (TEXT + "[trainin]\n", "unknown key 'trainin'; did you mean 'training'?"),
         (TEXT + 'kind = "cvs"\n',
-            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
+            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"),
         (TEXT + 'folder = "x"\n',
-            ("data: 'folder' is a key of kind images or torchvision or tiny-imagenet or"
+            ("data: 'folder' is a key of kind images or masks or torchvision or tiny-imagenet or"
             " natural or package, this is")),
         (TEXT + 'kind = "images"\n',
             "data: 'file' is a key of kind npz or csv or parquet or package, this is kind"),
