@@ -21,7 +21,7 @@ import itertools
 import math
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,11 +55,17 @@ OPENING = Lock()  # what warnings do is the process's, and silos of a simulation
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
-class Images(ImageFiles, OneByOne):
+class ImageFolder(ImageFiles, OneByOne):
+    """Images below a folder, in memory or read when they are used."""
+
+    folder: Path
+    resize: bool = False
+
+
+class Images(ImageFolder):
     """``kind = "images"``."""
 
     kind: Literal["images"]
-    folder: Path
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     """The sub-folders in the order of the labels, one that this silo has no images of included.
 
@@ -74,7 +80,6 @@ class Images(ImageFiles, OneByOne):
 
     Left out, those lie in the folder itself.
     """
-    resize: bool = False
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
@@ -115,15 +120,8 @@ class Images(ImageFiles, OneByOne):
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {reason(error)}"
             ) from error
-        count, size = len(found.paths), math.prod(shape) * np.dtype(np.float32).itemsize
-        self.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
-        # First: a wrong number of constants is no fault of an image.
-        self.normalised(torch.zeros(1, *shape), str(self.folder))
-        opened = partial(ImageReader, self, found.paths, shape, self.resize)
-        where, identity = str(self.folder), partial(self._identity, found)
-        x = LazyRecords.of(opened, count, shape, self.workers, where, identity)
         return Dataset(
-            x if self.lazy else x.whole(),
+            read_images(self, found.paths, shape, partial(self._identity, found)),
             torch.tensor(found.labels, dtype=torch.int64),
             self.class_names or classes,
             relative_ids(self.folder, found.paths),
@@ -158,16 +156,31 @@ class Images(ImageFiles, OneByOne):
 class ImageReader:
     """Reads one image after another; each process has its own."""
 
-    def __init__(
-        self, table: ImageFiles, paths: Sequence[Path], shape: Shape, resize: bool
-    ) -> None:
-        self._table, self._paths, self._shape, self._resize = table, paths, shape, resize
+    def __init__(self, table: ImageFolder, paths: Sequence[Path], shape: Shape) -> None:
+        self._table, self._paths, self._shape = table, paths, shape
 
     def __call__(self, place: int) -> tuple[Tensor]:
         """The image at a place, [channels, height, width]."""
-        pixels = read_pixels(self._paths[place], self._shape, self._resize)
+        pixels = read_pixels(self._paths[place], self._shape, self._table.resize)
         record = torch.from_numpy(np.array(pixels))[None]
         return (self._table.normalised(record, self._table.where)[0],)
+
+
+def read_images(
+    table: ImageFolder, paths: Sequence[Path], shape: Shape, identity: Callable[[], str]
+) -> Tensor | LazyRecords:
+    """Images [N, *shape], which are read now unless the table is ``lazy``.
+
+    ``identity`` tells lazy ones from others. LocalError as of ``read_pixels``, or where they do not
+    fit the memory.
+    """
+    count, size = len(paths), math.prod(shape) * np.dtype(np.float32).itemsize
+    table.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
+    # First: a wrong number of constants is no fault of an image.
+    table.normalised(torch.zeros(1, *shape), table.where)
+    opened = partial(ImageReader, table, paths, shape)
+    x = LazyRecords.of(opened, count, shape, table.workers, table.where, identity)
+    return x if table.lazy else x.whole()
 
 
 @dataclass(frozen=True)

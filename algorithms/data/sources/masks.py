@@ -10,7 +10,6 @@ two classes. A mask is a PNG, grey or of a palette, whose indices count; JPEG wo
 """
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,14 +25,14 @@ from ....errors import LocalError, reason
 from ....files.file_bounds import check_fits
 from ...models.registry import Shape
 from ..dataset import Dataset
-from ..lazy import LazyRecords
-from ..options import COPIES, ImageFiles, Names, OneByOne
+from ..options import COPIES, Names
 from .images import (
-    ImageReader,
+    ImageFolder,
     check_shape,
     decoded,
     image_files,
     listing_digest,
+    read_images,
     relative_ids,
     size_of,
 )
@@ -45,16 +44,14 @@ MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
 NO_CLASS = MOST_CLASS + 1
 
 
-class Masks(ImageFiles, OneByOne):
+class Masks(ImageFolder):
     """``kind = "masks"``."""
 
     kind: Literal["masks"]
-    folder: Path
     values: Annotated[tuple[Value, ...] | None, Field(min_length=2)] = None
     """What a mask has for the classes 0, 1, …; default: those numbers themselves."""
     class_names: Names | None = None
     """The job's names for the classes."""
-    resize: bool = False
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Masks":
@@ -80,22 +77,15 @@ class Masks(ImageFiles, OneByOne):
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {reason(error)}"
             ) from error
-        count, pixels = len(images), math.prod(shape[1:])
-        size = shape[0] * pixels * np.dtype(np.float32).itemsize + pixels
-        sides = " x ".join(map(str, shape))
-        self.check_fits(count * size, f"{count:,} images of {sides}")
-        # These are read at once in any case.
-        check_fits(self.folder, COPIES * count * pixels, f"{count:,} masks of images of {sides}")
-        # First: a wrong number of constants is no fault of an image.
-        self.normalised(torch.zeros(1, *shape), self.where)
-        opened = partial(ImageReader, self, images, shape, self.resize)
-        identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
-        x = LazyRecords.of(opened, count, shape, self.workers, self.where, lambda: identity)
-        y = np.empty((count, *shape[1:]), np.uint8)
+        sides = len(images), *shape[1:]
+        what = f"{len(images):,} masks of {' x '.join(map(str, shape[1:]))}"
+        check_fits(self.folder, COPIES * math.prod(sides), what)
+        y = np.empty(sides, np.uint8)
         for record, path in enumerate(masks):
             y[record] = self._mask(path, images[record], shape)
+        identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
         return Dataset(
-            x if self.lazy else x.whole(),
+            read_images(self, images, shape, lambda: identity),
             torch.from_numpy(y),
             self.class_names,
             relative_ids(self.folder / "images", images),

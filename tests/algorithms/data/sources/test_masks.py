@@ -137,7 +137,7 @@ def test_masks_that_do_not_fit_the_memory_are_refused_before_they_are_read(pair,
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**33, hard))
     try:
-        with pytest.raises(LocalError, match=r"8 (masks of )?images of 1 x 65536 x 65536"):
+        with pytest.raises(LocalError, match="8 masks of 65536 x 65536"):
             table.read_at((1, 2**16, 2**16))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
