@@ -30,7 +30,8 @@ def test_of_each_network_the_norms_are_all_that_stays(make_job, name, network):
     name.
     """
     model = {"name": name, "input": network.default_input, "norm": "batch"}
-    part, _ = make_job("fedbn", model=model).up(0)
+    task = {"kind": "segmentation" if network.dense else "classification"}
+    part, _ = make_job("fedbn", model=model, task=task).up(0)
     modules = sketch(ModelOptions(name=name, classes=3, norm="batch"))
     everything = sum(len(list(module.parameters())) for module in modules.values())
     layers = [layer for module in modules.values() for layer in module.modules()]
