@@ -163,6 +163,7 @@ def smoke_job(network: str, rounds: int = 2, silos: int = 3, batch: int = 8) -> 
             "norm": "batch" if "batch" in norms else norms[0],
             "input": list(NETWORKS[network].default_input),
         },
+        "task": {"kind": "segmentation" if NETWORKS[network].dense else "classification"},
         "training": {"epochs": 2, "batch_size": batch, "lr": 0.0001},
     }
     return Job.from_file(JobFile.model_validate(document), "smoke")
@@ -175,7 +176,8 @@ def smoke_records(job: Job, records: int = 24) -> dict[str, Records]:
 
     def drawn(count: int) -> Dataset:
         x = torch.randn(count, *shape, generator=generator)
-        return Dataset(x, torch.randint(0, 10, (count,), generator=generator))
+        sides = shape[1:] if job.task.dense else ()
+        return Dataset(x, torch.randint(0, 10, (count, *sides), generator=generator))
 
     return {silo: Records(drawn(records), drawn(8)) for silo in job.silos}
 

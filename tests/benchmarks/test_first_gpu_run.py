@@ -45,6 +45,13 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkey
     assert "## memory (0 s)" in again
 
 
+def test_networks_for_positions_have_records_of_their_own(program):
+    job = program.smoke_job("unet", 1, 2)
+    records = program.smoke_records(job, 8)
+    engine = program.Stacked(job, records)
+    assert program.Simulation(job, engine).step().metrics["tested"] == 16
+
+
 def test_large_networks_train_in_one_call_while_forms_are_compared(program):
     large = program.convolutions.LARGE_BYTES
     with program.in_one_call():
