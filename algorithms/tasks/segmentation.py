@@ -80,7 +80,8 @@ class Segmentation(Task):
         if (wrong := (y < 0) | (y > outputs - 1)).any():
             return (
                 f"record {first(wrong)} has a class outside 0 to {outputs - 1} somewhere, which the"
-                " job's model does not know; correct it, or have the operator correct model.classes"
+                " job's model does not know; correct it, say in data.values what masks have for the"
+                " classes, or have the operator correct model.classes"
             )
         return ""
 

@@ -1,5 +1,7 @@
 """The data contract: a silo's declaration and its values against the job's."""
 
+from math import inf
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -99,8 +101,8 @@ def test_another_declaration_is_refused_with_both_sides(job, read, changes, why)
 def agreed(tmp_path):
     """The records of a table that leaves constants to a job."""
 
-    def made(job, **changes):
-        (tmp_path / "p.csv").write_text(ROWS)
+    def made(job, rows=ROWS, **changes):
+        (tmp_path / "p.csv").write_text(rows)
         table = {key: value for key, value in TABLE.items() if key not in CONSTANTS}
         own = Csv.model_validate({**table, **changes}).below(tmp_path)
         return own.load(None, job.features, wary=True)
@@ -145,6 +147,14 @@ def test_a_value_outside_the_range_stands_out_no_further_than_the_reach(make_job
     # what a silo states itself is as it says
     own = read(center={}, scale={"age": 1e-6})
     assert own.x[0, 0, 0, 0] == pytest.approx(63e6)
+
+
+def test_a_value_that_is_no_number_is_not_hidden_by_the_reach(make_job, agreed, read):
+    job = make_job("fedavg", model=MODEL, features=[AGE, SEX, SUGAR])
+    rows = ROWS.replace("63,f", "1e400,f")
+    assert read(rows).x[0, 0, 0, 0] == inf
+    with refused("x holds NaN or a value beyond float32 in record 0; clean it first"):
+        check_records(job, agreed(job, rows, units={"age": "years", "glucose": "mmol/l"}), "here")
 
 
 def test_what_is_missing_does_not_hide_another_unit():

@@ -68,6 +68,27 @@ def test_lazy_records_and_their_targets(name, workers):
     assert lazy.ids == held.ids
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        (torch.uint8, torch.uint8),
+        (torch.bool, torch.uint8),
+        (torch.int32, torch.int64),
+        (torch.float64, torch.float32),
+    ],
+)
+def test_a_target_may_be_a_map_of_classes(monkeypatch, dtype, kept):
+    """Whatever numbers it has: record 1 has others than record 0."""
+
+    def drawn(self, index):
+        return torch.zeros(1, 2, 3), torch.full((2, 3), index % 2).to(dtype)
+
+    monkeypatch.setattr(other_tasks.Waves, "__getitem__", drawn)
+    for lazy in (False, True):
+        y = table("waves", lazy=lazy).read().y
+        assert (y.dtype, y.shape[1:], y[3].unique().tolist()) == (kept, (2, 3), [1])
+
+
 def test_targets_that_a_set_says_spare_reading_it(monkeypatch):
     read = []
 
