@@ -33,6 +33,7 @@ or penalty that is built separately for each silo is right too, but then silos t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -421,9 +422,11 @@ class Method(ABC):
         ``by_position``: a convolution of one position is linear, too.
         """
         named = {spec.name: spec for spec in self.template["classifier"]}
-        rows, wanted = named.get("weight"), {"weight", "bias"} if bias else {"weight"}
-        linear = rows is not None and (len(rows.shape) == 2 or by_position)
-        if rows is None or not linear or not wanted <= named.keys() <= {"weight", "bias"}:
+        wanted = {"weight", "bias"} if bias else {"weight"}
+        rows = named.get("weight", TensorSpec("weight", "float32", ()))
+        sides = len(rows.shape)
+        linear = sides == 2 or (by_position and sides > 2 and prod(rows.shape[2:]) == 1)
+        if not linear or not wanted <= named.keys() <= {"weight", "bias"}:
             raise LocalError(
                 f"{self.name} needs a linear classifier with {' and '.join(sorted(wanted))}, the"
                 f" model's has {', '.join(named) or 'no parameters'}; name one Linear layer in"

@@ -344,3 +344,28 @@ class Pointwise(nn.Module):
 
 def pointwise(shape, outputs, sides=(64,)):
     return Pointwise(outputs, sides)
+
+
+class OddHeads(nn.Module):
+    """Its last layer is a norm, or a convolution of several positions; both have a weight."""
+
+    def __init__(self, outputs, kernel):
+        super().__init__()
+        self.body = nn.Linear(64, outputs * kernel)
+        self.wide = Wide(outputs, kernel) if kernel > 1 else nn.Identity()
+        self.norm = nn.LayerNorm(outputs) if kernel == 1 else nn.Identity()
+
+    def forward(self, x):
+        return self.norm(self.wide(self.body(x.flatten(1))))
+
+
+class Wide(nn.Conv1d):
+    def __init__(self, outputs, kernel):
+        super().__init__(outputs, outputs, kernel)
+
+    def forward(self, x):
+        return super().forward(x.reshape(len(x), self.in_channels, -1))[..., 0]
+
+
+def odd_heads(shape, outputs, kernel=1):
+    return OddHeads(outputs, kernel)

@@ -10,6 +10,7 @@ two classes. A mask is a PNG, grey or of a palette, whose indices count; JPEG wo
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,7 +86,7 @@ class Masks(ImageFolder):
             y[record] = self._mask(path, images[record], shape)
         identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
         return Dataset(
-            read_images(self, images, shape, lambda: identity),
+            read_images(self, images, shape, partial(str, identity)),
             torch.from_numpy(y),
             self.class_names,
             relative_ids(self.folder / "images", images),
@@ -97,8 +98,8 @@ class Masks(ImageFolder):
         for own, other, what in ((images, masks, "mask"), (masks, images, "image")):
             if lone := sorted(own.keys() - other.keys()):
                 raise LocalError(
-                    f"{own[lone[0]]}: has no {what} of its name; add it, or move it away (there are"
-                    f" {len(lone):,} such files)"
+                    f"{own[lone[0]]}: has no {what} of its name; add it, or move it away"
+                    f" ({len(lone):,} in all)"
                 )
         return list(images.values()), list(map(masks.__getitem__, images))
 

@@ -423,6 +423,10 @@ def test_a_head_of_positions_has_rows_for_methods_that_compare_them_alone():
     """FedSSA averages rows of a linear layer; those of a convolution have another shape."""
     model = {**MIXED, "name": "pointwise", "head": "head"}
     assert make_job("pfedsim", {"rho": 0.5}, model).document()
+    for head, options in (("norm", None), ("wide", {"kernel": 3})):
+        own = {**model, "head": head, "options": options, "name": "odd-heads"}
+        with refused("pfedsim needs a linear classifier with weight, the model's has weight"):
+            make_job("pfedsim", {"rho": 0.5}, own).document()
     for method in ("fedssa", "pfedfda"):
         with refused("needs a linear classifier with bias and weight, the model's has weight"):
             make_job(method, model=model).document()

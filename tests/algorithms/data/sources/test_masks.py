@@ -70,7 +70,7 @@ def test_each_image_has_the_mask_of_its_name(pair, read):
         assert np.array_equal(data.x[place, 0].numpy(), image / np.float32(255))
         assert np.array_equal(data.y[place].numpy(), mask)
     assert data.class_names == ("tissue", "lesion", "vessel")
-    lazy = read(lazy=True)
+    lazy = read(lazy=True, workers=1)
     assert torch.equal(lazy.x.whole(), data.x)
     assert torch.equal(lazy.y, data.y)
     known = lazy.x.identity()
@@ -167,8 +167,7 @@ def test_files_without_a_partner_are_told(pair, read, fault, tmp_path):
     (tmp_path / "masks" / "b.png").unlink()
     write(tmp_path / "images" / "c.png", grey())
     assert fault() == (
-        f"{tmp_path}/images/b.png: has no mask of its name; add it, or move it away (there are 2"
-        " such files)"
+        f"{tmp_path}/images/b.png: has no mask of its name; add it, or move it away (2 in all)"
     )
     (tmp_path / "images" / "b.png").unlink()
     (tmp_path / "images" / "c.png").unlink()
