@@ -26,7 +26,7 @@ import torch
 from accuracy_chart import Cell, chart, table
 
 from staddle.algorithms.data.dataset import Dataset, digits, split
-from staddle.algorithms.data.sources.torchvision_sets import Torchvision
+from staddle.algorithms.data.sources.public.torchvision_sets import Torchvision
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet

@@ -72,7 +72,7 @@ def install(monkeypatch, blocks):
 @pytest.fixture
 def libsvm(monkeypatch, blocks, install, tmp_path):
     """The page's source, registered by its two statements, and a file of its records."""
-    module = install("algorithms/data/sources/libsvm.py")
+    module = install("algorithms/data/sources/formats/libsvm.py")
     block = blocks["algorithms/data/registry.py"]
     text = (ROOT / "algorithms" / "data" / "registry.py").read_text()
     here, there = (" ".join(SOURCE.search(each)[1].split()).rstrip(",") for each in (text, block))

@@ -11,16 +11,16 @@ from pydantic import PlainValidator
 
 from ...files.tagged import of_kind
 from .options import DataTable
-from .sources.bundled import Bundled
-from .sources.csv_file import Csv
-from .sources.images import Images
+from .sources.formats.csv_file import Csv
+from .sources.formats.images import Images
+from .sources.formats.masks import Masks
+from .sources.formats.npz import Npz
+from .sources.formats.parquet import Parquet
 from .sources.installed import Installed
-from .sources.masks import Masks
-from .sources.natural import Natural
-from .sources.npz import Npz
-from .sources.parquet import Parquet
-from .sources.tiny_imagenet import TinyImageNet
-from .sources.torchvision_sets import Torchvision
+from .sources.public.bundled import Bundled
+from .sources.public.natural import Natural
+from .sources.public.tiny_imagenet import TinyImageNet
+from .sources.public.torchvision_sets import Torchvision
 
 
 def _of_its_kind(value: Any) -> DataTable:

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator
 
 from ...algorithms.data import registry
 from ...algorithms.data.options import Shared, SourceTable
-from ...algorithms.data.sources.synthetic import LARGEST, PUBLISHED_SILOS
+from ...algorithms.data.sources.public.synthetic import LARGEST, PUBLISHED_SILOS
 from ...algorithms.job.job import Seed
 from ...algorithms.partition import options
 from ...algorithms.partition.split import Ratio
@@ -23,7 +23,7 @@ class Synthetic(SourceTable):
     """``kind = "synthetic"``: ``synthetic.population``, which needs no partition.
 
     The defaults give the distributions that PPFL published, but other draws
-    (algorithms/data/sources/synthetic.py).
+    (algorithms/data/sources/public/synthetic.py).
     """
 
     kind: Literal["synthetic"]

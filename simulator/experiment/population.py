@@ -19,7 +19,7 @@ from ...algorithms.catalog import method_class
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.data.lazy import LazyRecords
 from ...algorithms.data.options import DataTable
-from ...algorithms.data.sources import synthetic
+from ...algorithms.data.sources.public import synthetic
 from ...algorithms.engines.engine import Records
 from ...algorithms.partition.file import partition_file
 from ...algorithms.partition.split import Sides

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...algorithms.data.sources.synthetic import PUBLISHED_SILOS
+from ...algorithms.data.sources.public.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
 from ..experiment.experiment import ChosenMethod, Experiment, ExperimentFile, checked

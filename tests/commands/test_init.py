@@ -10,7 +10,7 @@ from support.refusals import refused
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import ALL_METHODS, METHODS, method_class, method_options
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
 from staddle.algorithms.tasks.classification import Classification

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import split
-from staddle.algorithms.data.sources.bundled import Bundled
+from staddle.algorithms.data.sources.public.bundled import Bundled
 from staddle.algorithms.engines.simulation import simulate
 from staddle.errors import AbortedError
 from staddle.silo import config as configs

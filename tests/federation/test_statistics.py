@@ -10,7 +10,7 @@ import pytest
 from federation.conftest import job_document
 from typer.testing import CliRunner
 
-from staddle.algorithms.data.sources.csv_file import Csv
+from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.engines.simulation import simulate
 from staddle.commands.console.toml import to_toml
 from staddle.commands.main import app

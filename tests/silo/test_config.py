@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.data.sources.images import Images
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.images import Images
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.proto.channel import checked_address

@@ -17,7 +17,7 @@ from staddle.algorithms.data.features import (
     shown,
     width,
 )
-from staddle.algorithms.data.sources.csv_file import Csv
+from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.training.record_checks import check_records, range_advice
 from staddle.errors import LocalError

@@ -18,8 +18,9 @@ import pytest
 from faults.memory import CSV, File, Y, archive, irregular, npy, refusal
 from PIL import Image
 
-from staddle.algorithms.data.sources import npz, torchvision_sets
-from staddle.algorithms.data.sources import table as tables
+from staddle.algorithms.data.sources.formats import npz
+from staddle.algorithms.data.sources.formats import table as tables
+from staddle.algorithms.data.sources.public import torchvision_sets
 from staddle.errors import LocalError
 from staddle.files import file_bounds
 from staddle.files.documents import validate

@@ -11,7 +11,7 @@ from support.refusals import refused
 import staddle
 from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import save_npz, split
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.algorithms.training.record_checks import check_records
 from staddle.errors import LocalError
 from staddle.files.documents import Strict, validate

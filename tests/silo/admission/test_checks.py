@@ -11,7 +11,7 @@ from support.jobs import make_job
 from support.private_jobs import SIGMA, policy_for, private_job, without_budget
 
 from staddle.algorithms.data.dataset import _draw
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.errors import PeerError, RefusedError

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.policy.draft import draft
 from staddle.errors import LocalError, RefusedError
 from staddle.files import packages

@@ -7,7 +7,7 @@ import torch
 from support.signed_federation import job_document
 from support.start_weights import NETWORK, extractor, save_start, start_table
 
-from staddle.algorithms.data.sources.npz import Npz
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.commands.policy.draft import draft
 from staddle.errors import RefusedError

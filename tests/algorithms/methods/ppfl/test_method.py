@@ -18,7 +18,7 @@ from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.course import Facts, Optimiser, SiloState
 from staddle.algorithms.data import dataset
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.data.sources.synthetic import population
+from staddle.algorithms.data.sources.public.synthetic import population
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation, simulate

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from support.refusals import refused
 
-from staddle.algorithms.data.sources import images
-from staddle.algorithms.data.sources.images import Images
+from staddle.algorithms.data.sources.formats import images
+from staddle.algorithms.data.sources.formats.images import Images
 from staddle.errors import LocalError
 
 GREY, COLOUR = (1, 4, 5), (3, 4, 5)  # channels, height, width

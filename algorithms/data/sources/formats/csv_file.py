@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 import pydantic
 from pydantic import Field
 
-from ..options import Names
-from ..rows import Decimal, Encoding, Reading, csv_rows, pointed
+from ...options import Names
+from ...rows import Decimal, Encoding, Reading, csv_rows, pointed
 from .table import Table, check_distinct
 
 

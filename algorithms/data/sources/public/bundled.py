@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..dataset import Dataset, digits
-from ..options import Shared
+from ...dataset import Dataset, digits
+from ...options import Shared
 
 
 class Bundled(Shared):

@@ -3,7 +3,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.har import SIGNALS, read_har
+from staddle.algorithms.data.sources.public.har import SIGNALS, read_har
 
 rng = np.random.default_rng(0)
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from ..dataset import Dataset, load_npz
-from ..options import DataTable
+from ...dataset import Dataset, load_npz
+from ...options import DataTable
 
 
 class Npz(DataTable):

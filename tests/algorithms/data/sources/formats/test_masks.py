@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from staddle.algorithms.data.sources.masks import ORIENTATION, Masks
+from staddle.algorithms.data.sources.formats.masks import ORIENTATION, Masks
 from staddle.errors import LocalError
 
 SHAPE = (1, 4, 5)

@@ -24,13 +24,13 @@ import pydantic
 import torch
 from numpy.typing import NDArray
 
-from ....errors import LocalError, reason
-from ....files.file_bounds import check_fits, open_regular
-from ...models.registry import Shape
-from ...models.torchvision_import import torchvision
-from ..arrays import read_arrays
-from ..dataset import Dataset
-from ..options import Pixels, Shared
+from .....errors import LocalError, reason
+from .....files.file_bounds import check_fits, open_regular
+from ....models.registry import Shape
+from ....models.torchvision_import import torchvision
+from ...arrays import read_arrays
+from ...dataset import Dataset
+from ...options import Pixels, Shared
 
 FAULTS = (
     RuntimeError,

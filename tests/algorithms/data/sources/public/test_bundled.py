@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.data.sources.bundled import Bundled
+from staddle.algorithms.data.sources.public.bundled import Bundled
 
 
 def read(name, **fields):

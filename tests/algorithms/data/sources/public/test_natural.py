@@ -8,7 +8,7 @@ import torch
 from support.refusals import refused
 
 from staddle.algorithms.data.dataset import split
-from staddle.algorithms.data.sources.natural import SOURCES, Natural
+from staddle.algorithms.data.sources.public.natural import SOURCES, Natural
 
 REAL = pytest.mark.skipif(
     "STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked"

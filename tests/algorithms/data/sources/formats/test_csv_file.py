@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.csv_file import Csv
+from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.errors import LocalError
 
 TABLE = {"features": ["age", "bmi"], "label": "y"}

@@ -11,8 +11,8 @@ from pyarrow import parquet
 from support.refusals import refused
 
 from staddle.algorithms.data import rows
-from staddle.algorithms.data.sources.csv_file import Csv
-from staddle.algorithms.data.sources.parquet import Parquet
+from staddle.algorithms.data.sources.formats.csv_file import Csv
+from staddle.algorithms.data.sources.formats.parquet import Parquet
 
 KEYS = {
     "features": ["age", "sex", "bmi", "smokes", "seen"],

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....errors import LocalError
-from ...numerics.streams import stream, uniform
-from ..dataset import Dataset
+from .....errors import LocalError
+from ....numerics.streams import stream, uniform
+from ...dataset import Dataset
 
 SMALLEST, LARGEST = 50, 1000  # records of a silo
 PUBLISHED_SILOS = 300

@@ -22,13 +22,13 @@ import pydantic
 import torch
 from pydantic import Field
 
-from ....errors import LocalError
-from ....files.file_bounds import check_fits
-from ...models.class_names import composed
-from ..dataset import Dataset
-from ..features import NUMBER, REACH, Feature, stated
-from ..options import DataTable, Names, Number, Positive, UndeclaredError
-from ..rows import Reading
+from .....errors import LocalError
+from .....files.file_bounds import check_fits
+from ....models.class_names import composed
+from ...dataset import Dataset
+from ...features import NUMBER, REACH, Feature, stated
+from ...options import DataTable, Names, Number, Positive, UndeclaredError
+from ...rows import Reading
 
 # fits int64; record_checks rejects classes out of range
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ....errors import LocalError
-from ..dataset import Dataset
-from .csv_file import Csv
+from .....errors import LocalError
+from ...dataset import Dataset
+from ..formats.csv_file import Csv
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 NUMBERS = {  # column → (centre, scale)

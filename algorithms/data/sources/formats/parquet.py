@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..rows import Reading, parquet_rows
+from ...rows import Reading, parquet_rows
 from .table import Table
 
 

@@ -17,12 +17,12 @@ from typing import Literal
 
 import torch
 
-from ....errors import LocalError
-from ....files.file_bounds import check_fits, open_regular
-from ...models.registry import Shape
-from ..dataset import Dataset
-from ..options import ImageFiles, Shared
-from .images import check_shape, read_all, relative_ids
+from .....errors import LocalError
+from .....files.file_bounds import check_fits, open_regular
+from ....models.registry import Shape
+from ...dataset import Dataset
+from ...options import ImageFiles, Shared
+from ..formats.images import check_shape, read_all, relative_ids
 
 Part = Literal["train", "val"]
 Found = list[tuple[Path, str]]  # an image and its class

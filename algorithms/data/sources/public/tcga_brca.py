@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ....errors import LocalError, reason
-from ....files.file_bounds import check_fits, open_regular
-from ..dataset import Dataset
-from .csv_file import Csv
+from .....errors import LocalError, reason
+from .....files.file_bounds import check_fits, open_regular
+from ...dataset import Dataset
+from ..formats.csv_file import Csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")  # FLamby's clients 0 … 5
 YEARS = 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.tcga_brca import FEATURES, read_brca
+from staddle.algorithms.data.sources.public.tcga_brca import FEATURES, read_brca
 
 PATIENTS = [  # pid, age, E, T
     ("TCGA-AA-1", 58, 1.0, 1095.0),  # died on the last day

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.tiny_imagenet import TinyImageNet
+from staddle.algorithms.data.sources.public.tiny_imagenet import TinyImageNet
 
 SHAPE = (3, 64, 64)
 

@@ -19,9 +19,9 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from ....errors import LocalError
-from ..dataset import Dataset
-from ..options import DataTable, Names
+from .....errors import LocalError
+from ...dataset import Dataset
+from ...options import DataTable, Names
 from .har import SUBJECTS, read_har
 from .heart_disease import HOSPITALS, read_heart
 from .tcga_brca import REGIONS, YEARS, read_brca

@@ -2,7 +2,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.heart_disease import read_heart
+from staddle.algorithms.data.sources.public.heart_disease import read_heart
 
 FULL = "63.0,1.0,4.0,150.0,299.0,1.0,2.0,127.0,1.0,2.2,3.0,2.0,7.0,0\n"
 GAPS = "45,0,1,?,?,?,?,?,?,?,?,?,?,1\n"

@@ -22,11 +22,11 @@ from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from pydantic import Field
 
-from ....errors import LocalError, reason
-from ....files.file_bounds import check_fits
-from ...models.registry import Shape
-from ..dataset import Dataset
-from ..options import COPIES, Names
+from .....errors import LocalError, reason
+from .....files.file_bounds import check_fits
+from ....models.registry import Shape
+from ...dataset import Dataset
+from ...options import COPIES, Names
 from .images import (
     ImageFolder,
     check_shape,

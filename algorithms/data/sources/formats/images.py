@@ -37,12 +37,12 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
-from ....errors import LocalError, reason
-from ....files.file_bounds import check_fits, open_regular
-from ...models.registry import Shape
-from ..dataset import Dataset
-from ..lazy import LazyRecords
-from ..options import ImageFiles, Names, OneByOne
+from .....errors import LocalError, reason
+from .....files.file_bounds import check_fits, open_regular
+from ....models.registry import Shape
+from ...dataset import Dataset
+from ...lazy import LazyRecords
+from ...options import ImageFiles, Names, OneByOne
 
 FORMATS = ("PNG", "JPEG")  # no other decoder of Pillow's is reached
 SUFFIXES = (".png", ".jpg", ".jpeg")

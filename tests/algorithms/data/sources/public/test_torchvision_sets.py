@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.refusals import refused
 
-from staddle.algorithms.data.sources import torchvision_sets
-from staddle.algorithms.data.sources.torchvision_sets import SETS, Torchvision
+from staddle.algorithms.data.sources.public import torchvision_sets
+from staddle.algorithms.data.sources.public.torchvision_sets import SETS, Torchvision
 from staddle.errors import LocalError
 
 rng = np.random.default_rng(0)

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import LocalError, reason
-from ....files.file_bounds import check_fits, open_regular
-from ..arrays import read_arrays
-from ..dataset import Dataset
+from .....errors import LocalError, reason
+from .....files.file_bounds import check_fits, open_regular
+from ...arrays import read_arrays
+from ...dataset import Dataset
 
 SUBJECTS = tuple(map(str, range(1, 31)))
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")

@@ -1,0 +1,1 @@
+"""A silo's own files, one module per kind of file."""

@@ -1,0 +1,1 @@
+"""Public data sets, and made-up ones, for trials and comparisons."""
