@@ -7,8 +7,8 @@ together, to Euclidean norm C, and moves by
     (Σ min(1, C / ‖g_i‖) g_i + σ C z) / D,  z standard normal, D the divisor that stands for q times
                                             the records
 
-The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no
-seed of a job reaches them. A step that draws nobody is taken too, on noise alone, and a record
+The draw and z come from a cryptographic generator that the caller gives, fresh for each step, and
+what layers such as dropout draw from a secret key: no seed of a job reaches them. A step that draws nobody is taken too, on noise alone, and a record
 whose gradient is no number adds nothing. What depends on parameters alone, a stage's penalty and
 the optimiser's rule, comes after the noise. Gradients are in the model's float32, cut and added up
 as integers: clipped_sum.py says why one record so moves the sum by C at most.
@@ -19,6 +19,7 @@ are of the same loss of one record. Calls all have ``physical_batch`` rows, so t
 gives does not depend on how many others are drawn.
 """
 
+import secrets
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from .optimisers import clipped, move
 # losses [B]; by parameter [B, …]
 Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
+SECRET_BITS = 128  # of the key of what layers draw
 # Losses are cut to this: an infinite sum would end training, which would reveal a record.
 LARGEST_LOSS = torch.finfo(torch.float32).max
 
@@ -119,6 +121,15 @@ class Private:
         It depends on q, not on the number of records, which is not public.
         """
         return 1 if stage.full_batch else self._mechanism.steps
+
+    def draws(self, of_job: np.random.Generator) -> np.random.Generator:
+        """A stream that nobody else can draw: layers draw by a record's row in a call.
+
+        Whoever knew what each row draws could tell from a step's sum that a record moved the others
+        by a row, and so changed what each of them gives: no clip bounds that. Rows that draw alike
+        and in secret make the sum one of a mixture, whatever record is added.
+        """
+        return np.random.Generator(np.random.Philox(key=secrets.randbits(SECRET_BITS)))
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The private step on the records of a batch.

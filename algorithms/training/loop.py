@@ -64,6 +64,10 @@ class Stepper(Protocol):
         """
         ...
 
+    def draws(self, of_job: np.random.Generator) -> np.random.Generator:
+        """What layers that take random numbers draw by in a stage; ``of_job`` is the job's stream."""
+        ...
+
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """Begin the stage with fresh optimiser state.
 
@@ -150,6 +154,10 @@ class PlainStepper:
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch: one per batch."""
         return 1 if stage.full_batch else ceil(records / batch_size)
+
+    def draws(self, of_job: np.random.Generator) -> np.random.Generator:
+        """The job's stream, so simulations and federations draw the same."""
+        return of_job
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch, with fresh optimiser state."""
@@ -273,7 +281,7 @@ def train(
         # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
-    drawn = _layers_draws(modules, draws)
+    drawn = _layers_draws(modules, draws, way)
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
@@ -304,14 +312,14 @@ def stoppable(pieces: Iterable[T], cancelled: Callable[[], bool]) -> Iterator[T]
 
 
 def _layers_draws(
-    modules: Modules, draws: np.random.Generator | None
+    modules: Modules, draws: np.random.Generator | None, way: Stepper
 ) -> Callable[[], AbstractContextManager[None]]:
     """The context of each step, in which layers that take random numbers draw by ``draws``."""
     if not draws_randomly(modules):
         return nullcontext
     if draws is None:
         raise LocalError("layers that draw need a stream to draw by; this is a bug in Staddle")
-    return partial(drawing, draws)
+    return partial(drawing, way.draws(draws))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import nn
 
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.method import initial_state
+from staddle.algorithms.models.foreign import TRAITS, Traits
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.numerics.torch_draws import drawing
 from staddle.algorithms.training.clipped_sum import ClippedSum
@@ -449,3 +450,24 @@ def test_chance_within_a_record_couples_nothing():
     one = records(1)
     check_apart({part: module.train() for part, module in parts.items()}, BOTH, one.x, one.y)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def dropped(way, seed):
+    """What a model with dropout holds after a stage, whose layers are offered a job's stream."""
+    parts = {"extractor": nn.Sequential(*linear().values(), nn.Dropout(0.5))}
+    setattr(parts["extractor"], TRAITS, Traits(draws=True))
+    stage = Stage(("extractor",), 1, squares, Optimiser(0.1))
+    train(parts, stage, records(64), 64, rng(), way, draws=stream(seed, "a", 0, "draw/0"))
+    return values(parts)
+
+
+def squares(parts, x, y, context):
+    return parts["extractor"](x).square().sum(1)
+
+
+def test_what_layers_draw_follows_from_the_job_except_in_private_training():
+    """Else a record that moves the others by a row would change what each of them gives."""
+    assert torch.equal(dropped(PLAIN, 1), dropped(PLAIN, 1))
+    assert not torch.equal(dropped(PLAIN, 1), dropped(PLAIN, 2))
+    one, other = (dropped(private(physical_batch=64), 1) for _ in range(2))
+    assert not torch.equal(one, other)
