@@ -230,9 +230,9 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
-        # [channels, 1, 1], which broadcasts over images of any size.
-        mean = torch.tensor(self.mean)[:, None, None]
-        std = torch.tensor(self.std)[:, None, None]
+        # [channels, 1, …], which broadcasts over images and volumes of any size.
+        sides = (-1, *[1] * (x.ndim - 2))
+        mean, std = (torch.tensor(each).reshape(sides) for each in (self.mean, self.std))
         return x.sub_(mean).div_(std)
 
 

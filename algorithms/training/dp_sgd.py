@@ -8,10 +8,11 @@ together, to Euclidean norm C, and moves by
                                             the records
 
 The draw and z come from a cryptographic generator that the caller gives, fresh for each step, and
-what layers such as dropout draw from a secret key: no seed of a job reaches them. A step that draws nobody is taken too, on noise alone, and a record
-whose gradient is no number adds nothing. What depends on parameters alone, a stage's penalty and
-the optimiser's rule, comes after the noise. Gradients are in the model's float32, cut and added up
-as integers: clipped_sum.py says why one record so moves the sum by C at most.
+what layers such as dropout draw from a secret key: no seed of a job reaches them. A step that draws
+nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
+depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise.
+Gradients are in the model's float32, cut and added up as integers: clipped_sum.py says why one
+record so moves the sum by C at most.
 
 Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and
 whose layers Opacus knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both

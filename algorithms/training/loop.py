@@ -65,7 +65,7 @@ class Stepper(Protocol):
         ...
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
-        """What layers that take random numbers draw by in a stage; ``of_job`` is the job's stream."""
+        """What a stage's random layers draw by; ``of_job`` is the job's stream."""
         ...
 
     def begin(self, modules: Modules, stage: Stage) -> Step:

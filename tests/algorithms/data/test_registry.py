@@ -32,6 +32,7 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     tables = {
         "images": {"folder": "a"},
         "masks": {"folder": "a"},
+        "listed": {"file": "a", "folder": "b", "image": "c", "label": "d"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
         "parquet": {"file": "a", "features": ["x"], "label": "y"},
         "torchvision": {"folder": "a", "name": "MNIST"},

@@ -13,15 +13,15 @@ from pydantic import Field
 
 from ...options import Names
 from ...rows import Decimal, Encoding, Reading, csv_rows, pointed
-from .table import Table, check_distinct
+from .labelled import Labelled, check_distinct
+from .table import Table
 
 
-class Csv(Table):
-    """``kind = "csv"``."""
+class CsvRows(Labelled):
+    """The rows of a CSV file."""
 
     counted: ClassVar[str] = "line"
 
-    kind: Literal["csv"]
     columns: Names | None = None
     """Names of all columns, where the file's first line is a record already."""
     delimiter: Annotated[str, Field(pattern=r'^[^"\r\n\x00]$')] = ","
@@ -30,7 +30,7 @@ class Csv(Table):
     """What stands before the decimals of a number."""
 
     @pydantic.model_validator(mode="after")
-    def _own_consistent(self) -> "Csv":
+    def _own_consistent(self) -> "CsvRows":
         check_distinct("columns", self.columns or ())
         if self.decimal == self.delimiter:
             raise ValueError(
@@ -54,3 +54,9 @@ class Csv(Table):
     def single_fix(self) -> str:
         """To name another delimiter."""
         return f"its first line has no {self.delimiter!r}: is data.delimiter another?"
+
+
+class Csv(CsvRows, Table):
+    """``kind = "csv"``."""
+
+    kind: Literal["csv"]

@@ -4,12 +4,16 @@
 
     <folder>/images/visit-2/0001.jpg
     <folder>/masks/visit-2/0001.png     the same name, whatever the ending
+    <folder>/images/visit-3.nii.gz      a volume, or a folder of DICOM slices
+    <folder>/masks/visit-3.nii.gz
 
 A mask's pixels are its classes' numbers, or values that the table lists: 0 and 255 are usual for
-two classes. A mask is a PNG, grey or of a palette, whose indices count; JPEG would change it.
+two classes. A mask is a PNG, grey or of a palette, whose indices count; JPEG would change it. A
+volume's mask is NIfTI on the same grid.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,22 +31,25 @@ from .....files.file_bounds import check_fits
 from ....models.registry import Shape
 from ...dataset import Dataset
 from ...options import COPIES, Names
-from .images import (
+from .image_files import (
     ImageFolder,
-    check_shape,
-    decoded,
     image_files,
-    listing_digest,
+    is_scan,
     read_images,
+    read_scan,
     relative_ids,
     size_of,
+    stem,
 )
+from .pictures import decoded
+from .scans import Scan
 
 MOST_CLASS = 255
 ORIENTATION = Base.Orientation
 Value = Annotated[int, Field(strict=True, ge=0, le=MOST_CLASS)]
 MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
 NO_CLASS = MOST_CLASS + 1
+LEVEL = 0.1  # of a voxel, by which a mask may lie off
 
 
 class Masks(ImageFolder):
@@ -70,10 +77,10 @@ class Masks(ImageFolder):
 
         Masks are in memory, images too unless ``lazy``.
         """
-        check_shape(self.folder, shape)
+        self.check_shape(shape)
         try:
-            images, masks = self._pairs()
-            digest = listing_digest(self.folder, images, list(map(size_of, images)))
+            images, masks = self._pairs(shape)
+            sizes = list(map(size_of, images))
         except OSError as error:
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {reason(error)}"
@@ -84,17 +91,19 @@ class Masks(ImageFolder):
         y = np.empty(sides, np.uint8)
         for record, path in enumerate(masks):
             y[record] = self._mask(path, images[record], shape)
-        identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
+        ids = relative_ids(self.folder / "images", images)
+        identity = partial(self.identity, self.folder, images, sizes)
         return Dataset(
-            read_images(self, images, shape, partial(str, identity)),
+            read_images(self, images, shape, identity),
             torch.from_numpy(y),
             self.class_names,
-            relative_ids(self.folder / "images", images),
+            ids,
+            groups=self.groups_of(ids),
         )
 
-    def _pairs(self) -> tuple[list[Path], list[Path]]:
+    def _pairs(self, shape: Shape) -> tuple[list[Path], list[Path]]:
         """Images, and the mask of each."""
-        images, masks = self._named("images"), self._named("masks")
+        images, masks = self._named("images", shape), self._named("masks", shape)
         for own, other, what in ((images, masks, "mask"), (masks, images, "image")):
             if lone := sorted(own.keys() - other.keys()):
                 raise LocalError(
@@ -103,17 +112,33 @@ class Masks(ImageFolder):
                 )
         return list(images.values()), list(map(masks.__getitem__, images))
 
-    def _named(self, part: str) -> dict[Path, Path]:
+    def _named(self, part: str, shape: Shape) -> dict[Path, Path]:
         """The files of a folder by their names without ending."""
         root, found = self.folder / part, dict[Path, Path]()
-        for path in image_files(root):
-            first = found.setdefault(path.relative_to(root).with_suffix(""), path)
+        for path in image_files(root, shape):
+            first = found.setdefault(stem(path.relative_to(root)), path)
             if first != path:
                 raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
         return found
 
     def _mask(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
-        """Class numbers [height, width] of the image in a file."""
+        """Class numbers [(depth,) height, width] of an image."""
+        if not is_scan(of):
+            return self._classes(path, self._pixels(path, of, shape))
+        image = read_scan(of)
+        mask = read_scan(path) if is_scan(path) else _drawn(path)
+        if (image.place is None) != (mask.place is None) or len(mask.values) > 1:
+            raise LocalError(
+                f"{path}: is no mask of {of.name}; give NIfTI for a volume, a PNG for a slice"
+            )
+        _check_lies_there(path, mask, image)
+        numbers = _numbers(path, mask.values[0])
+        classes = self._classes(path, numbers)[None].astype(np.float32)
+        # Classes first: around a scan there is none of its values.
+        return self.fit.classes(path, replace(mask, values=classes), shape)
+
+    def _pixels(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
+        """The numbers [height, width] of a picture's mask."""
         with decoded(of) as image:
             size, turned = image.size, image.getexif().get(ORIENTATION, 1)
         with decoded(path) as mask:
@@ -124,7 +149,10 @@ class Masks(ImageFolder):
                     " give them one size and, in Exif, one orientation"
                 )
             upright = ImageOps.exif_transpose(mask)
-            values = np.asarray(self._sized(path, upright, shape)).astype(np.uint8)
+            return np.asarray(self._sized(path, upright, shape)).astype(np.uint8)
+
+    def _classes(self, path: Path, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The classes of a mask's numbers."""
         if self.values is None:
             return values
         table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
@@ -148,6 +176,38 @@ class Masks(ImageFolder):
             )
         # Between two classes there is none.
         return image.resize((width, height), Image.Resampling.NEAREST)
+
+
+def _drawn(path: Path) -> Scan:
+    """A picture as a mask of a slice."""
+    with decoded(path) as mask:
+        _check_mask(path, mask)
+        return Scan(np.asarray(mask).astype(np.float32)[None, None], None)
+
+
+def _check_lies_there(path: Path, mask: Scan, image: Scan) -> None:
+    """LocalError unless a mask has its image's size and lies in its image's place."""
+    sides = image.values.shape[1:]
+    if mask.values.shape[1:] != sides:
+        raise LocalError(
+            f"{path}: {' x '.join(map(str, mask.values.shape[1:]))} values, its image"
+            f" {' x '.join(map(str, sides))}; draw it on the image's grid"
+        )
+    if mask.place is None or image.place is None:
+        return
+    # By the first and the last voxel, x before y and z.
+    ends = np.array([[0, 0, 0, 1], [*(side - 1 for side in reversed(sides)), 1]]).T
+    apart = np.abs((mask.place - image.place) @ ends).max()
+    if apart > LEVEL * min(image.spacing or (1.0,)):
+        raise LocalError(f"{path}: lies {apart:.2f} mm from its image; draw it on the image's grid")
+
+
+def _numbers(path: Path, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The values of a mask as whole numbers; LocalError where they are none."""
+    whole = values.clip(0, MOST_CLASS).astype(np.uint8)
+    if not np.array_equal(whole, values):
+        raise LocalError(f"{path}: holds more than the whole numbers 0 to {MOST_CLASS}; correct it")
+    return whole
 
 
 def _check_mask(path: Path, mask: Image.Image) -> None:

@@ -22,7 +22,8 @@ from .....files.file_bounds import check_fits, open_regular
 from ....models.registry import Shape
 from ...dataset import Dataset
 from ...options import ImageFiles, Shared
-from ..formats.images import check_shape, read_all, relative_ids
+from ..formats.image_files import relative_ids
+from ..formats.pictures import check_shape, read_all
 
 Part = Literal["train", "val"]
 Found = list[tuple[Path, str]]  # an image and its class

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from support.refusals import refused
 
-from staddle.algorithms.data.sources.formats import images
+from staddle.algorithms.data.sources.formats import pictures
 from staddle.algorithms.data.sources.formats.images import Images
 from staddle.errors import LocalError
 
@@ -150,17 +150,17 @@ def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(
     path = tmp_path / "a" / "bomb.png"
     write(path, np.zeros((40, 50), np.uint8))
     if most == "ours":
-        monkeypatch.setattr(images, "MOST_PIXELS", 1999)
+        monkeypatch.setattr(pictures, "MOST_PIXELS", 1999)
     else:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 999)
-    monkeypatch.setattr(images.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(pictures.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
     assert fault((1, 40, 50)).startswith(
         f"{path}, holds {path.stat().st_size:,} bytes: claims more than "
     )
 
 
 def test_the_limit_lies_below_pillows_warning(tmp_path, read):
-    assert Image.MAX_IMAGE_PIXELS > images.MOST_PIXELS
+    assert Image.MAX_IMAGE_PIXELS > pictures.MOST_PIXELS
     write(tmp_path / "a" / "1.png", pixels(4, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -188,7 +188,9 @@ def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, fault)
         classes=["a", "c"]
     )
     (tmp_path / "a" / "notes.txt").write_text("x")
-    assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in fault()
+    assert (
+        f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG, JPEG, NIfTI or DICOM by its name" in fault()
+    )
     (tmp_path / "a" / "notes.txt").unlink()
     write(tmp_path / "2.png", pixels(4, 5))
     assert f"{tmp_path / '2.png'}: lies next to the classes' folders" in fault()

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 import torch
 from PIL import Image
+from support.scans import series_affine, write_nifti, write_series, write_slice
 
 from staddle.algorithms.data.sources.formats.masks import ORIENTATION, Masks
 from staddle.errors import LocalError
@@ -205,3 +206,73 @@ def test_what_lacks_is_named(pair, read, fault, tmp_path):
     assert "takes [3, 4]" in fault(shape=(3, 4))
     assert "data.mean has 2 numbers for 1 channels" in fault(mean=[0, 1])
     assert read(mean=[0.5], std=[0.5]).x.min() < 0
+
+
+DEEP = (1, 3, 4, 5)  # channels, z, y, x
+
+
+@pytest.fixture
+def volumes(tmp_path):
+    """Two volumes with masks: a series, and a NIfTI file whose axes point the other way."""
+    found = []
+    for name in ("a", "b"):
+        values, mask = rng.integers(0, 100, DEEP[1:]).astype(np.int16), labels(3, DEEP[1:])
+        found.append((values, mask))
+        write_nifti(tmp_path / "masks" / f"{name}.nii.gz", mask.transpose(2, 1, 0), series_affine())
+    write_series(tmp_path / "images" / "a", found[0][0])
+    affine = series_affine() @ np.diag([-1, 1, 1, 1])
+    affine[:3, 3] += series_affine()[:3, 0] * 4
+    flipped = np.ascontiguousarray(found[1][0].transpose(2, 1, 0)[::-1])
+    write_nifti(tmp_path / "images" / "b.nii", flipped, affine)
+    return found
+
+
+def test_a_volumes_mask_is_of_the_same_grid(tmp_path, volumes, read):
+    data = read(DEEP, window=[0, 100], class_names=["none", "liver", "tumour"], grouped=True)
+    assert (data.ids, data.groups) == (("a", "b.nii"), (".", "."))
+    for place, (values, mask) in enumerate(volumes):
+        assert np.allclose(data.x[place, 0].numpy(), values / 100, atol=1e-6)
+        assert np.array_equal(data.y[place].numpy(), mask)
+    lazy = read(DEEP, window=[0, 100], lazy=True)
+    assert torch.equal(lazy.x.whole(), data.x)
+
+
+def test_a_mask_is_cut_and_filled_up_as_its_image_is(volumes, read):
+    """Around a scan is class 0, though ``values`` have no 0."""
+    data = read((1, 5, 2, 5), window=[0, 100], spacing=[2.0, 0.5, 0.75], values=[2, 1, 0])
+    for place, (values, mask) in enumerate(volumes):
+        assert np.allclose(data.x[place, 0, 1:4].numpy(), values[:, 1:3] / 100, atol=1e-6)
+        assert np.array_equal(data.y[place, 1:4].numpy(), 2 - mask[:, 1:3])
+    assert not data.y[:, [0, 4]].any()
+    assert not data.x[:, :, [0, 4]].any()
+    coarse = read((1, 3, 2, 5), window=[0, 100], resize=True)
+    assert set(coarse.y.unique().tolist()) <= {0, 1, 2}
+
+
+def test_masks_of_volumes_that_do_not_fit_are_named(tmp_path, volumes, fault):
+    where, how = tmp_path / "masks" / "a.nii.gz", {"shape": DEEP, "window": [0, 100]}
+    mask, moved = np.zeros(DEEP[:0:-1], np.uint8), series_affine()
+    moved[2, 3] += 4.5
+    write_nifti(where, mask, moved)
+    assert "a.nii.gz: lies 4.50 mm from its image; draw it on the image's grid" in fault(**how)
+    write_nifti(where, mask[:-1], series_affine())
+    assert "a.nii.gz: 3 x 4 x 4 values, its image 3 x 4 x 5; draw it on the" in fault(**how)
+    write_nifti(where, mask + np.float32(0.5), series_affine())
+    assert "a.nii.gz: holds more than the whole numbers 0 to 255; correct it" in fault(**how)
+    write_nifti(where, np.stack([mask, mask], -1), series_affine())
+    assert "a.nii.gz: is no mask of a; give NIfTI for a volume, a PNG for a slice" in fault(**how)
+    where.unlink()
+    write(tmp_path / "masks" / "a.png", labels())
+    assert "a.png: is no mask of a; give NIfTI" in fault(**how)
+
+
+def test_a_slices_mask_is_a_picture(tmp_path, read, fault):
+    image, mask = rng.integers(0, 100, SHAPE[1:]).astype(np.int16), labels(3)
+    for name in "ab":
+        write_slice(tmp_path / "images" / f"{name}.dcm", image)
+        write(tmp_path / "masks" / f"{name}.png", mask)
+    data = read(window=[0, 100])
+    assert np.array_equal(data.y[0].numpy(), mask)
+    assert np.allclose(data.x[0, 0].numpy(), image / 100, atol=1e-6)
+    write(tmp_path / "masks" / "a.png", labels(2, (4, 4)))
+    assert "a.png: 1 x 4 x 4 values, its image 1 x 4 x 5" in fault(window=[0, 100])

@@ -1,0 +1,171 @@
+"""DICOM, by pydicom: a file as a slice, and a folder of slices of one series as a volume.
+
+Values are those after the rescaling that a file declares: Hounsfield units of CT. Where dark means
+much (MONOCHROME1), they are turned round. What else a header says, a patient's name included, is
+not read.
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import product
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .....errors import LocalError
+from .....files.file_bounds import check_fits, check_regular
+from .scans import IMAGING, Scan, check_finite, turned
+
+# pydicom and its decoders raise these for a damaged file, and for one that they cannot decode.
+FAULTS = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+)
+BYTES = 16  # of a value while it is read: stored, rescaled in float64, and float32
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's frame grows towards left and posterior
+UNEVEN = 0.02  # share of their distance by which slices may be off
+SAME_TURN = 1e-3  # by which directions of one series differ at most
+PLACED = ("SeriesInstanceUID", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
+ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "PixelSpacing")
+HEADER = (
+    *PLACED,
+    "Rows",
+    "Columns",
+    "SamplesPerPixel",
+    "NumberOfFrames",
+    "SliceThickness",
+    "ImagerPixelSpacing",
+)
+
+
+def read_slice(path: Path) -> Scan:
+    """A file's slice, as it is stored; LocalError, which names it, where it is none."""
+    header = _header(path)
+    values = _values(path, header)[:, None]
+    # Of an X-ray, on the detector.
+    sides = header.get("PixelSpacing", header.get("ImagerPixelSpacing"))
+    spacing = None if sides is None else (1.0, *map(float, sides))
+    return check_finite(path, Scan(values, spacing))
+
+
+def read_series(folder: Path, files: Sequence[Path]) -> Scan:
+    """The volume of a folder's files; LocalError where they are not the slices of one series."""
+    headers = list(map(_header, files))
+    for (path, header), name in product(zip(files, headers, strict=True), PLACED):
+        if header.get(name) is None:
+            raise LocalError(
+                f"{path}: says no {name}, so it is no slice of a volume; convert the series to"
+                " NIfTI, or move the file away"
+            )
+    for name in ALIKE:
+        if len(found := set(map(str, map(attrgetter(name), headers)))) > 1:
+            raise LocalError(f"{folder}: its files have {len(found)} {name}; one folder a series")
+    turns, places = (
+        np.array(list(map(attrgetter(name), headers)), np.float64)
+        for name in ("ImageOrientationPatient", "ImagePositionPatient")
+    )
+    if np.ptp(turns, axis=0).max() > SAME_TURN:
+        raise LocalError(f"{folder}: its slices are not parallel; one folder a series")
+    order = np.argsort(places @ np.cross(turns[0, :3], turns[0, 3:]))
+    step = _step(folder, places[order], headers[0], turns[0])
+
+    first, count = headers[0], len(files)
+    size = BYTES * count * int(first.Rows) * int(first.Columns)
+    check_fits(folder, size, f"a series of {count:,} slices")
+    slices = list(map(_values, files, headers))
+    values = np.stack(slices)[order].transpose(
+        3, 2, 0, 1
+    )  # [z, channels, y, x] → [x, y, z, channels]
+    affine = np.eye(4)
+    rows, columns = map(float, first.PixelSpacing)
+    affine[:3, 0], affine[:3, 1] = turns[0, :3] * columns, turns[0, 3:] * rows
+    affine[:3, 2], affine[:3, 3] = step, places[order[0]]
+    try:
+        return check_finite(folder, turned(values, LPS_TO_RAS @ affine))
+    except ValueError as error:
+        raise LocalError(f"{folder}: {error}; replace the series") from error
+
+
+def _step(
+    folder: Path, places: NDArray[np.float64], first: Any, turn: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Millimetres [3] from a slice to the next; LocalError where some lack, or lie in one place."""
+    if len(places) == 1:
+        return np.cross(turn[:3], turn[3:]) * float(first.get("SliceThickness") or 1.0)
+    steps = np.diff(places, axis=0)
+    apart = np.linalg.norm(steps, axis=1)
+    least, most = float(apart.min()), float(apart.max())
+    if least == 0 or most - least > UNEVEN * most:
+        raise LocalError(
+            f"{folder}: its slices are {least:.2f} to {most:.2f} mm apart; one lacks, or it holds"
+            " two series or times"
+        )
+    return np.asarray((places[-1] - places[0]) / (len(places) - 1))
+
+
+def _header(path: Path) -> Any:
+    """What a file says of the place of its values; a patient's name is not read."""
+    return _opened(path, stop_before_pixels=True, specific_tags=HEADER)
+
+
+def _opened(path: Path, **how: Any) -> Any:
+    try:
+        import pydicom  # noqa: PLC0415 - installed for those who have scans
+        from pydicom.errors import InvalidDicomError  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise LocalError(f"{path}: DICOM files are read by pydicom; {IMAGING}") from error
+    try:
+        check_regular(path)
+        return pydicom.dcmread(path, **how)
+    except (*FAULTS, InvalidDicomError) as error:
+        raise _fault(path, error) from error
+
+
+def _values(path: Path, header: Any) -> NDArray[np.float32]:
+    """Values [channels, rows, columns] of a file of one frame."""
+    if int(header.get("NumberOfFrames") or 1) > 1:
+        raise LocalError(f"{path}: holds several frames; convert it to NIfTI, such as by dcm2niix")
+    from pydicom import pixels  # noqa: PLC0415
+
+    of: Any = pixels  # whose types leave these two out
+    try:
+        channels = int(header.get("SamplesPerPixel", 1))
+        size = BYTES * int(header.Rows) * int(header.Columns) * channels
+        check_fits(path, size, f"an image of {header.Rows} x {header.Columns}")
+        whole = _opened(path)
+        stored = of.pixel_array(whole)
+        kind = whole.PhotometricInterpretation
+        if channels > 1:
+            return np.asarray(np.moveaxis(stored, -1, 0), np.float32)
+        if not kind.startswith("MONOCHROME"):
+            raise LocalError(f"{path}: is {kind}; store it as MONOCHROME2 or RGB")
+        values = of.apply_modality_lut(stored, whole)
+        if kind == "MONOCHROME1":
+            ends = np.array(_range(whole), stored.dtype)
+            values = of.apply_modality_lut(ends, whole).sum() - values
+    except FAULTS as error:
+        raise _fault(path, error) from error
+    return np.asarray(values, np.float32)[None]
+
+
+def _range(whole: Any) -> tuple[int, int]:
+    """The least and largest number that a file can store."""
+    half = 1 << (int(whole.BitsStored) - 1)
+    return (-half, half - 1) if whole.PixelRepresentation else (0, 2 * half - 1)
+
+
+def _fault(path: Path, error: Exception) -> LocalError:
+    # Its further lines are on plugins.
+    why = str(error).partition("\n")[0]
+    return LocalError(f"{path}: cannot read it as DICOM: {why or type(error).__name__}; replace it")

@@ -1,0 +1,199 @@
+"""Folders of images: pictures (PNG, JPEG) and scans (NIfTI, DICOM), one file each.
+
+Where the job's model takes volumes, a folder of DICOM files is one image. Records have the size
+that the model takes.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import filterfalse
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from .....errors import LocalError
+from ....models.registry import Shape
+from ...lazy import LazyRecords
+from ...options import ImageFiles, Number, OneByOne, Positive
+from . import dicom, nifti, pictures
+from .scans import Fit, Scan
+
+NIFTI = re.compile(r"\.nii(\.gz)?$", re.IGNORECASE)
+DICOM = (".dcm", "")  # archives leave the ending out
+ENDING = re.compile(r"\.(nii(\.gz)?|dcm|png|jpe?g)$", re.IGNORECASE)
+KNOWN = "a PNG, JPEG, NIfTI or DICOM"
+
+
+class ImageFolder(ImageFiles, OneByOne):
+    """Images below a folder, in memory or read when they are used."""
+
+    folder: Path
+    resize: bool = False
+    window: tuple[Number, Number] | Literal["each"] | None = None
+    """Of scans: the values that become 0 and 1, or ``"each"`` by each scan's own mean."""
+    spacing: Annotated[tuple[Positive, ...], Field(min_length=2, max_length=3)] | None = None
+    """Of scans: millimetres between the values of a record, along (depth,) height and width."""
+    grouped: bool = False
+    """Images of one folder, such as a patient's, stay on one side of the split."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_size(self) -> "ImageFolder":
+        if self.resize and self.spacing is not None:
+            raise ValueError("resize and spacing each say how large a scan becomes; leave one out")
+        if isinstance(self.window, tuple) and self.window[0] >= self.window[1]:
+            raise ValueError("window: give the value that becomes 0, and then a larger one for 1")
+        return self
+
+    @property
+    def fit(self) -> Fit:
+        """How scans become records."""
+        return Fit(self.window, self.spacing, self.resize)
+
+    def check_shape(self, shape: Shape) -> None:
+        """LocalError unless records of this shape can be made of images."""
+        if len(shape) != 4:
+            pictures.check_shape(self.folder, shape)
+        if self.spacing is not None and len(self.spacing) != len(shape) - 1:
+            raise LocalError(
+                f"{self.folder}: data.spacing has {len(self.spacing)} numbers, and the job's model"
+                f" takes {list(shape)}; give one for each side after the channels"
+            )
+
+    def groups_of(self, ids: Sequence[str]) -> tuple[str, ...] | None:
+        """The folder of each image by its id, where those of one folder stay together."""
+        return tuple(Path(own).parent.as_posix() for own in ids) if self.grouped else None
+
+    def identity(self, folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
+        """What tells two folders of images apart without decoding them: names, sizes, constants."""
+        digest = listing_digest(folder, paths, sizes)
+        scans = "" if self.window is None else f" {self.window} {self.spacing}"
+        return f"{self.kind} {digest} {self.mean} {self.std} {self.resize}{scans}"
+
+
+class ImageReader:
+    """Reads one image after another; each process has its own."""
+
+    def __init__(self, table: ImageFolder, paths: Sequence[Path], shape: Shape) -> None:
+        self._table, self._paths, self._shape = table, paths, shape
+
+    def __call__(self, place: int) -> tuple[Tensor]:
+        """The image at a place, [channels, (depth,) height, width]."""
+        values = self._values(self._paths[place])
+        record = torch.from_numpy(np.array(values))[None]
+        return (self._table.normalised(record, self._table.where)[0],)
+
+    def _values(self, path: Path) -> NDArray[np.float32]:
+        table, shape = self._table, self._shape
+        if is_scan(path):
+            return table.fit.record(path, read_scan(path), shape)
+        if table.window is not None or len(shape) == 4:
+            raise LocalError(
+                f"{path}: is no scan; take it out, or leave data.window out, with a model for"
+                " images"
+            )
+        return pictures.read_pixels(path, shape, table.resize)
+
+
+def read_images(
+    table: ImageFolder, paths: Sequence[Path], shape: Shape, identity: Callable[[], str]
+) -> Tensor | LazyRecords:
+    """Images [N, *shape], which are read now unless the table is ``lazy``.
+
+    ``identity`` tells lazy ones from others. LocalError where one cannot be read, or they do not
+    fit the memory.
+    """
+    count, size = len(paths), math.prod(shape) * np.dtype(np.float32).itemsize
+    table.check_fits(count * size, f"{count:,} images of {' x '.join(map(str, shape))}")
+    # First: a wrong number of constants is no fault of an image.
+    table.normalised(torch.zeros(1, *shape), table.where)
+    opened = partial(ImageReader, table, paths, shape)
+    x = LazyRecords.of(opened, count, shape, table.workers, table.where, identity)
+    return x if table.lazy else x.whole()
+
+
+def is_scan(path: Path) -> bool:
+    """True for NIfTI and DICOM by the name, and for a folder of slices."""
+    return NIFTI.search(path.name) is not None or is_series(path)
+
+
+def is_series(path: Path) -> bool:
+    """True for a DICOM file by the name, and for a folder of slices."""
+    return path.suffix.lower() in DICOM or path.is_dir()
+
+
+def read_scan(path: Path) -> Scan:
+    """A scan of a file, or of a folder of slices; LocalError where it cannot be read."""
+    if path.is_dir():
+        return dicom.read_series(path, _files_of(path))
+    return nifti.read(path) if NIFTI.search(path.name) else dicom.read_slice(path)
+
+
+def image_files(folder: Path, shape: Shape) -> list[Path]:
+    """All images below a folder, which may be absent, by name.
+
+    Where records of this shape are volumes, a folder of DICOM files is one. A file that is no image
+    is an error, unless hidden.
+    """
+    # Images in sub-folders of a class belong to it, too.
+    paths = list(filter(_is_shown, folder.rglob("*")))
+    if unknown := next(filterfalse(_is_image, paths), None):
+        raise LocalError(f"{unknown}: is not {KNOWN} by its name; convert it, or move it away")
+    if len(shape) != 4:
+        return paths_in_order(paths)
+    single, slices = filterfalse(is_series, paths), list(filter(is_series, paths))
+    if bare := next(filter(set(folder.glob("*")).__contains__, slices), None):
+        raise LocalError(f"{bare}: lies next to other series; give each a folder of its own")
+    return paths_in_order([*single, *{path.parent for path in slices}])
+
+
+def paths_in_order(paths: Iterable[Path]) -> list[Path]:
+    """By their texts with slashes, which sort the same on every system."""
+    return sorted(paths, key=Path.as_posix)
+
+
+def _is_shown(path: Path) -> bool:
+    return not (path.is_dir() or path.name.startswith("."))
+
+
+def _is_image(path: Path) -> bool:
+    return is_scan(path) or path.suffix.lower() in pictures.SUFFIXES
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The files of an image, by name: those of a series are several."""
+    return paths_in_order(filter(_is_shown, path.iterdir())) if path.is_dir() else [path]
+
+
+def stem(path: Path) -> Path:
+    """A path without the ending that says what kind of image it is."""
+    return path.with_name(ENDING.sub("", path.name))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of an image's files."""
+    return sum(part.stat().st_size for part in _files_of(path))
+
+
+def listing_digest(folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
+    """SHA-256 in hex of images' paths in a folder and their sizes."""
+    digest = hashlib.sha256()
+    for name, size in zip(relative_ids(folder, paths), sizes, strict=True):
+        digest.update(f"{name}\0{size}\0".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def relative_ids(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Ids of images: their paths in the folder.
+
+    They have slashes on every system, so ids do not depend on it.
+    """
+    return tuple(path.relative_to(folder).as_posix() for path in paths)
