@@ -25,6 +25,8 @@ from ..tasks.registry import guard
 from ..tasks.task import histogram, labels_fault
 from .loop import batch_coupled
 
+# Where the records' names of classes are listed, and where their number is said.
+NAMING = ("data.class_names (or the data's own list)", "the job's model.classes")
 MOST_LISTED = 100  # classes, in a line of the log
 # Share of its records that a silo may have in other classes than a job declares, since declared
 # counts may be rounded, or outside a feature's range.
@@ -81,7 +83,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     if job.features and job.model.class_names and records.class_names is None:
         _refuse(where, ["the job names its classes, and this data set does not; name them"])
     if records.class_names is not None:
-        fault = names_fault(records.class_names, job.model.width)
+        fault = names_fault(records.class_names, job.model.width, *NAMING)
         if not fault and job.model.class_names is not None:
             fault = names_differ(job.model.class_names, records.class_names)
         if fault:

@@ -107,7 +107,10 @@ def test_5_names_that_disagree_with_the_job(make_job):
     swapped = labelled([0, 1, 2], ("malignant", "benign", "other"))
     assert "class 0 is 'benign' in the job and 'malignant' here; reorder" in fault(job, swapped)
     for one in (job, make_job()):
-        assert "2 class_names for 3 classes" in fault(one, labelled([0, 1], NAMES[:2]))
+        said = (
+            "data.class_names (or the data's own list) has 2 names, the job's model.classes says 3"
+        )
+        assert said in fault(one, labelled([0, 1], NAMES[:2]))
         assert "both named 'b'" in fault(one, labelled([0, 1], ("a", "b", "b")))
 
 
