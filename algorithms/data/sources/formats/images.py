@@ -102,6 +102,17 @@ class Images(ImageFolder):
             return None
         return f"{self.folder}/{{{','.join(self.domains)}}}/CLASS/*.png"
 
+    def examine(self) -> str:
+        """How many images and classes there are; no image is opened."""
+        with listing(self.folder):
+            classes, found = self._find()
+        if not found.paths:
+            raise LocalError(
+                f"{self.folder}: has no images; give each class a folder with its own, as"
+                f" {self._roots()[0]}/CLASS/*.png"
+            )
+        return f"{len(found.paths):,} images, {len(classes)} classes"
+
     def _roots(self) -> list[Path]:
         """The folders that hold the classes' folders: one per domain, or the folder itself."""
         return [self.folder / domain for domain in self.domains or ("",)]
@@ -113,13 +124,8 @@ class Images(ImageFolder):
         """
         # Checked before any file is opened, since no image can have another number of channels.
         check_shape(self.folder, shape)
-        # A folder may be unreadable, or vanish while it is listed.
-        try:
+        with listing(self.folder):
             classes, found = self._find()
-        except OSError as error:
-            raise LocalError(
-                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
-            ) from error
         return Dataset(
             read_images(self, found.paths, shape, partial(self._identity, found)),
             torch.tensor(found.labels, dtype=torch.int64),
@@ -151,6 +157,15 @@ class Images(ImageFolder):
             found.labels.extend([label] * len(paths))
             found.domains.extend([root.name] * len(paths))
         return classes, found
+
+
+@contextmanager
+def listing(folder: Path) -> Iterator[None]:
+    """LocalError in place of what the system says: a folder may be unreadable, or vanish."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(f"{error.filename or folder}: cannot read it: {reason(error)}") from error
 
 
 class ImageReader:

@@ -22,8 +22,9 @@ from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from pydantic import Field
 
-from .....errors import LocalError, reason
+from .....errors import LocalError
 from .....files.file_bounds import check_fits
+from ....models.class_names import names_fault
 from ....models.registry import Shape
 from ...dataset import Dataset
 from ...options import COPIES, Names
@@ -32,6 +33,7 @@ from .images import (
     check_shape,
     decoded,
     image_files,
+    listing,
     listing_digest,
     read_images,
     relative_ids,
@@ -43,6 +45,12 @@ ORIENTATION = Base.Orientation
 Value = Annotated[int, Field(strict=True, ge=0, le=MOST_CLASS)]
 MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
 NO_CLASS = MOST_CLASS + 1
+LISTS = ("class_names", "values")  # of which each has an entry per class
+# By Pillow's mode: what to do about a value that is none of those that the table lists.
+FIXES = {
+    "1": "its pixels have one bit, 0 or 1: store all masks alike, with 8 bits per pixel, or where"
+    " all have one bit, say data.values = [0, 1]"
+}
 
 
 class Masks(ImageFolder):
@@ -58,7 +66,19 @@ class Masks(ImageFolder):
     def _distinct(self) -> "Masks":
         if len(set(self.values or ())) < len(self.values or ()):
             raise ValueError("values: one is listed twice; give each class its own")
+        names = self.class_names or ()
+        if names and (fault := names_fault(names, len(self.values or names), *LISTS)):
+            raise ValueError(fault)
         return self
+
+    def check_present(self) -> None:
+        """Also the two folders below it."""
+        super().check_present()
+        if self.lacking() is not None:
+            raise LocalError(
+                f"{self.folder}: images/ and masks/ are expected in this folder; make both, or"
+                " correct data.folder"
+            )
 
     def lacking(self) -> str | None:
         """The two folders."""
@@ -71,19 +91,16 @@ class Masks(ImageFolder):
         Masks are in memory, images too unless ``lazy``.
         """
         check_shape(self.folder, shape)
-        try:
+        with listing(self.folder):
             images, masks = self._pairs()
             digest = listing_digest(self.folder, images, list(map(size_of, images)))
-        except OSError as error:
-            raise LocalError(
-                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
-            ) from error
         sides = len(images), *shape[1:]
         what = f"{len(images):,} masks of {' x '.join(map(str, shape[1:]))}"
         check_fits(self.folder, COPIES * math.prod(sides), what)
         y = np.empty(sides, np.uint8)
         for record, path in enumerate(masks):
-            y[record] = self._mask(path, images[record], shape)
+            classes = self._classes(path, images[record])
+            y[record] = np.asarray(self._sized(path, Image.fromarray(classes), shape))
         identity = f"masks {digest} {self.mean} {self.std} {self.resize}"
         return Dataset(
             read_images(self, images, shape, partial(str, identity)),
@@ -92,8 +109,26 @@ class Masks(ImageFolder):
             relative_ids(self.folder / "images", images),
         )
 
+    def examine(self) -> str:
+        """How many pairs there are, and their classes; each mask is read, of images the header."""
+        held = np.zeros(NO_CLASS, bool)
+        names = len(self.class_names or held)
+        with listing(self.folder):
+            images, masks = self._pairs()
+        for image, mask in zip(images, masks, strict=True):
+            classes = self._classes(mask, image)
+            if (largest := classes.max()) >= names:
+                raise LocalError(
+                    f"{mask}: has class {largest}, and data.class_names has {names} names, from"
+                    " class 0 on; name each class, or say in data.values what masks have for them"
+                )
+            held[classes] = True
+        found = ", ".join(map(str, np.flatnonzero(held)))
+        return f"{len(images):,} images with a mask each, whose classes are {found}"
+
     def _pairs(self) -> tuple[list[Path], list[Path]]:
         """Images, and the mask of each."""
+        self.check_present()
         images, masks = self._named("images"), self._named("masks")
         for own, other, what in ((images, masks, "mask"), (masks, images, "image")):
             if lone := sorted(own.keys() - other.keys()):
@@ -101,6 +136,11 @@ class Masks(ImageFolder):
                     f"{own[lone[0]]}: has no {what} of its name; add it, or move it away"
                     f" ({len(lone):,} in all)"
                 )
+        if not images:
+            raise LocalError(
+                f"{self.folder}: images/ and masks/ are empty; put each image in images/, and its"
+                " mask of the same name in masks/"
+            )
         return list(images.values()), list(map(masks.__getitem__, images))
 
     def _named(self, part: str) -> dict[Path, Path]:
@@ -112,8 +152,8 @@ class Masks(ImageFolder):
                 raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
         return found
 
-    def _mask(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
-        """Class numbers [height, width] of the image in a file."""
+    def _classes(self, path: Path, of: Path) -> NDArray[np.uint8]:
+        """Class numbers [height, width] of a mask, in the size of the image in a file."""
         with decoded(of) as image:
             size, turned = image.size, image.getexif().get(ORIENTATION, 1)
         with decoded(path) as mask:
@@ -123,8 +163,8 @@ class Masks(ImageFolder):
                     f"{path}: {mask.width} x {mask.height} pixels, its image {size[0]} x {size[1]};"
                     " give them one size and, in Exif, one orientation"
                 )
-            upright = ImageOps.exif_transpose(mask)
-            values = np.asarray(self._sized(path, upright, shape)).astype(np.uint8)
+            fix = FIXES.get(mask.mode, "add it, or correct the mask")
+            values = np.asarray(ImageOps.exif_transpose(mask)).astype(np.uint8)
         if self.values is None:
             return values
         table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
@@ -133,7 +173,7 @@ class Masks(ImageFolder):
         if (unknown := classes == NO_CLASS).any():
             raise LocalError(
                 f"{path}: has the value {int(values[unknown][0])}, which is not in data.values"
-                f" ({', '.join(map(str, self.values))}); add it, or correct the mask"
+                f" ({', '.join(map(str, self.values))}); {fix}"
             )
         return classes.astype(np.uint8)
 
