@@ -20,7 +20,7 @@ from ..security.identity.domains import JOB
 from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
-from .console.job_example import job_text
+from .console.job_example import TaskKind, job_text
 from .policy.draft import MAX_PARALLEL
 from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
@@ -31,19 +31,22 @@ def init(
     method: Annotated[
         str, typer.Option(help="The method, whose options are written out.")
     ] = "fedavg",
+    task: Annotated[
+        TaskKind, typer.Option(help="The task, for which a model is drafted.")
+    ] = "classification",
     private: Annotated[
         bool,
         typer.Option("--private", help=r"With differential privacy: write a \[privacy] table."),
     ] = False,
 ) -> None:
-    """Write a commented example of a job, for one method and a small model that works with it."""
-    examples.write(file, job_text(method, private=private), 0o644)
+    """Write a commented example of a job, for one method, a task and a small model that works."""
+    examples.write(file, job_text(method, task, private=private), 0o644)
     printer.show(
         f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out"
         " JOB.json"
     )
     # Also without --private, so that nobody decides against it without knowing the cost.
-    cost = drafted_noise(method)
+    cost = drafted_noise(method, task)
     if private:
         printer.show(f"as drafted, the job is {cost}")
     else:

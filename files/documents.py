@@ -284,7 +284,8 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
         step = str(part)
         if number == len(loc) or _is_in_file(step, tables):
             steps.append(step)
-            tables = _below(tables, step) or tables
+            # Below a key without models, such as one of a plain table, all steps are in the file.
+            tables = _below(tables, step) if _is_key(step, tables) else tables
         else:
             tables = tables[:1]  # the tag of a union: what follows is one model's own
     return steps
@@ -295,6 +296,10 @@ def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
     is_union = len(tables) > 1
     if not is_union or step.isdecimal():
         return True
+    return _is_key(step, tables)
+
+
+def _is_key(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
     return any(step in _fields(table) for table in tables)
 
 

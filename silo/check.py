@@ -138,13 +138,8 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     source = config.data
     source.check_present()
     if source.needs_model:
-        return (
-            None,
-            (
-                f"{source.where}: a folder of images; --job JOB.json reads them in the size of a"
-                " job's model"
-            ),
-        )
+        said = f"{source.where}: {source.examine()}"
+        return None, f"{said}; --job JOB.json reads them in the size of a job's model"
     try:
         records = source.load(None)
     except UndeclaredError as error:

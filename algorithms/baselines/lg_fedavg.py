@@ -42,7 +42,7 @@ from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Contribution, Kind, Part, Sum, picked
 from ..method import Method, Setting
-from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
+from ..methods.common.heterogeneous import Extractors, check_extractors, check_not_dense, dealt
 
 MODEL = ("extractor", "classifier")
 
@@ -81,6 +81,7 @@ class LGFedAvg(Method):
             )
         # Any model will do where all silos have the job's.
         if self.options.extractors:
+            check_not_dense("lg-fedavg", setting)
             width = self.header_rows().shape[1]
             check_extractors("lg-fedavg", self.options.extractors, setting, width)
         # A tensor crosses with its layer, which it is named for.

@@ -148,6 +148,14 @@ class DataTable(SourceTable, ABC):
         """
         return False
 
+    def examine(self) -> str:
+        """The records in a few words, as far as they can be judged without a job's model.
+
+        ``silo check`` shows it of a kind that ``needs_model``; no agent's start calls it, so it may
+        read every file. LocalError for the first fault.
+        """
+        return "records"
+
     def load(
         self, model: ModelOptions | None, features: Sequence[Feature] = (), *, wary: bool = False
     ) -> Dataset:
@@ -243,6 +251,10 @@ class ImageFiles(Pixels):
     """
 
     needs_model: ClassVar[bool] = True
+
+    def examine(self) -> str:
+        """Nothing more is known of a kind in general."""
+        return "images"
 
     def read(self) -> Dataset:
         """LocalError: there is no size yet."""

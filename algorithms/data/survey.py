@@ -102,8 +102,8 @@ class Column:
         # Such as a cholesterol of 0 in every record.
         if len(self.numbers) > 1 and min(self.numbers) == max(self.numbers) and not self.texts:
             yield (
-                f"has {self.numbers[0]:g} in all records that have a value; does it stand for a"
-                " missing one?"
+                f"has {self.numbers[0]:g} in all records that have a value; if it stands for a"
+                " missing one, add it in quotes to the column's list in data.missing_marks"
             )
         if self.commas:
             yield (
@@ -114,7 +114,8 @@ class Column:
         if self.kind == "number" and others > 0:
             yield (
                 f"cells that are no numbers: {others:,}, the first in line {self.first_text};"
-                " correct them, or add what stands for a missing value to data.missing_marks"
+                " correct them, or add what stands for a missing value to the column's list in"
+                " data.missing_marks"
             )
         if self.kind == "categories" and len(self.numbers):
             yield f"numbers among its texts: {len(self.numbers):,}"

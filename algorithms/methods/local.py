@@ -17,7 +17,7 @@ from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Contribution, Part
 from ..method import Method, Setting
-from .common.heterogeneous import Extractors, check_extractors, dealt
+from .common.heterogeneous import Extractors, check_extractors, check_not_dense, dealt
 
 
 class LocalOptions(Strict):
@@ -42,6 +42,7 @@ class Local(Method):
         super().__init__(setting, options)
         # Any model will do where all silos have the job's.
         if self.options.extractors:
+            check_not_dense("local", setting)
             width = self.header_rows().shape[1]
             check_extractors("local", self.options.extractors, setting, width)
 

@@ -48,6 +48,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
 OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
 Option: TypeAlias = bool | int | float | str | tuple[int, ...]
+NAMING = ("model.class_names", "model.classes")  # of which each has an entry per class
 MOST_OPTIONS = 64  # and numbers of one option
 # layers whose parameters ``_draw`` draws
 Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
@@ -248,7 +249,7 @@ class ModelOptions(Strict):
             return self
         if self.classes is None:
             raise ValueError("class_names of a model without classes; leave them out")
-        if fault := names_fault(self.class_names, self.classes):
+        if fault := names_fault(self.class_names, self.classes, *NAMING):
             raise ValueError(fault)
         return self
 

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 LONGEST = 200
 
 
-def names_fault(names: Sequence[str], classes: int) -> str:
+def names_fault(names: Sequence[str], classes: int, key: str, counted: str) -> str:
     """Why these cannot name the classes 0 … classes - 1; empty if they can.
 
+    ``key`` is where they are listed, and ``counted`` the key that says how many classes there are.
     A name has 1 to ``LONGEST`` printable characters. No two may be equal in composed Unicode.
     """
     if len(names) != classes:
         return (
-            f"{len(names)} class_names for {classes} classes; give one per class, in the order of"
-            " the labels"
+            f"{key} has {len(names)} names, {counted} says {classes} classes; give one name per"
+            " class, in the order of the labels"
         )
     first: dict[str, int] = {}
     for number, name in enumerate(names):

@@ -21,10 +21,13 @@ from ..job.class_census import shown_rows
 from ..job.job import Job
 from ..models.build import input_shape, vocabulary
 from ..models.class_names import names_differ, names_fault
+from ..models.registry import Shape
 from ..tasks.registry import guard
 from ..tasks.task import histogram, labels_fault
 from .loop import batch_coupled
 
+# Where the records' names of classes are listed, and where their number is said.
+NAMING = ("data.class_names (or the data's own list)", "the job's model.classes")
 MOST_LISTED = 100  # classes, in a line of the log
 # Share of its records that a silo may have in other classes than a job declares, since declared
 # counts may be rounded, or outside a feature's range.
@@ -46,10 +49,9 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     if job.features:
         _refuse(where, declarations_differ(job.features, records.features))
     if tuple(x.shape[1:]) != shape:
-        wanted = ", ".join(str(side) for side in shape)
         raise LocalError(
-            f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or"
-            f" have the job say model.input = {list(x.shape[1:])}"
+            f"{where}: x is {list(x.shape)}, the job's model takes {_stored(shape)};"
+            f" {_reshaping(tuple(x.shape[1:]), shape)}"
         )
     # (3) What is true of them is what the task is about, such as a class of the job.
     with guard(job.task):
@@ -81,7 +83,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     if job.features and job.model.class_names and records.class_names is None:
         _refuse(where, ["the job names its classes, and this data set does not; name them"])
     if records.class_names is not None:
-        fault = names_fault(records.class_names, job.model.width)
+        fault = names_fault(records.class_names, job.model.width, *NAMING)
         if not fault and job.model.class_names is not None:
             fault = names_differ(job.model.class_names, records.class_names)
         if fault:
@@ -91,6 +93,20 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         raise LocalError(
             f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own"
         )
+
+
+def _reshaping(found: Shape, wanted: Shape) -> str:
+    """What to do about records of another shape than a model takes."""
+    # A network takes records of so many axes only, and the first, of channels, is easily left out.
+    full = (1,) * (len(wanted) - len(found)) + found
+    if full == wanted:
+        return f"store it as {_stored(wanted)}"
+    stored = "" if full == found else f"store it as {_stored(full)} and "
+    return f"reshape it, or {stored}have the job say model.input = {list(full)}"
+
+
+def _stored(shape: Shape) -> str:
+    return f"[N, {', '.join(map(str, shape))}]"
 
 
 def tokens_fault(x: Tensor | LazyRecords, vocabulary: int | None) -> str:

@@ -1,7 +1,7 @@
 """The commented example that ``staddle job init`` writes.
 
-It is templates/job.toml with the options of a method, and a small model that fits every method's
-example; a few methods need settings of their own.
+It is templates/job.toml with the options of a method, the table of a task from tasks.toml next to
+it, and a small model that fits every method's example; a few methods need settings of their own.
 """
 
 import ast
@@ -19,12 +19,31 @@ from ...algorithms.catalog import method_class, names
 from ...algorithms.method import Method
 from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.models.registry import NETWORKS
+from ...errors import LocalError
 from ...files.documents import Strict
 from . import examples
 from .toml import inline
 
 # The demo trains the same model.
 MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
+# By task, a small model in its place, and what else of the template is another.
+NO_CONFUSION = {"confusion = true": "# confusion = false"}
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "multilabel": {"model": {"name": "mlp", "classes": 3, "input": (1, 1, 20)}, "lines": {}},
+    "regression": {
+        "model": {"name": "mlp", "outputs": 1, "input": (1, 1, 10)},
+        "lines": {**NO_CONFUSION, "# targets = false": "targets = true"},
+    },
+    "survival": {
+        "model": {"name": "mlp", "outputs": 3, "input": (1, 1, 10)},
+        "lines": {**NO_CONFUSION, "# risk_bins = 0": "risk_bins = 64"},
+    },
+    "segmentation": {
+        "model": {"name": "unet", "classes": 2, "input": (1, 64, 64), "norm": "group"},
+        "lines": NO_CONFUSION,
+    },
+}
+TaskKind = Literal["classification", "multilabel", "regression", "survival", "segmentation"]
 # lines of the example that declare two features
 DECLARING = (
     "input = [1, 1, 3]",
@@ -65,14 +84,21 @@ WIDTH = 118
 WITHOUT_DEFAULT = (1.0, 1, 0.25)
 
 
-def job_text(method: str, *, private: bool = False) -> str:
-    """A job file for one method, its options and a model that works with it.
+def job_text(method: str, task: TaskKind = "classification", *, private: bool = False) -> str:
+    """A job file for one method and task, its options and a model that works with both.
 
-    Returns TOML. LocalError names the known methods for an unknown one.
+    Returns TOML. LocalError names the known methods for an unknown one, and says where the method's
+    example is of a classification.
     """
     chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
+    drafted = OTHERS.get(task, {"model": MODEL, "lines": {}})
+    if task in OTHERS and (chosen.needs_classes or "lines" in settings):
+        raise LocalError(
+            f"--task {task}: the example of method {method!r} is of a classification; leave --task"
+            " out, or choose another --method"
+        )
     # With the defaults filled in, which decide below what is written out.
-    model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
+    model = ModelOptions.model_validate({**drafted["model"], **settings.get("model", {})})
     # Only a method that measures something releases statistics, which need noise of their own.
     measures = chosen.measure is not Method.measure
 
@@ -82,6 +108,8 @@ def job_text(method: str, *, private: bool = False) -> str:
         norm = f'norm = "{model.norm}"'
     if "participation" in settings:
         participation = f"participation = {settings['participation']}"
+    # a model that takes any input has a default that suits nobody
+    given = "" if task in OTHERS else "# "
     comment = "# "
     if private:
         comment = ""
@@ -94,17 +122,33 @@ def job_text(method: str, *, private: bool = False) -> str:
         options=options_text(chosen.options_model),
         model=model.name,
         models=_listed(NETWORKS),
-        input=list(input_shape(model)),
+        outputs=f"{model.outputs_key} = {model.width}",
+        input=f"{given}input = {list(input_shape(model))}",
+        class_names={
+            "classes": f"# class_names = {inline(list(map(str, range(model.width))))}",
+            "outputs": "# Only with model.classes.",
+        }[model.outputs_key],
+        task=_task_table(task),
         norm=norm,
         participation=participation,
         privacy=f"{comment}[privacy]",
         on=comment,
         statistics=statistics,
     )
-    lines = {**settings.get("lines", {}), **settings.get("private" * private, {})}
+    lines = {
+        **drafted["lines"],
+        **settings.get("lines", {}),
+        **settings.get("private" * private, {}),
+    }
     for line, other in lines.items():
         text = text.replace(f"\n{line}\n", f"\n{other}\n")
     return text
+
+
+def _task_table(task: str) -> str:
+    """The table of a task; that of a classification is a comment, since jobs need none."""
+    tables = examples.text("tasks").strip().split("\n\n")
+    return next(table for table in tables if f'kind = "{task}"\n' in f"{table}\n")
 
 
 def _listed(names: Any) -> str:

@@ -10,7 +10,7 @@ from ...errors import LocalError
 from ...files.documents import parse_toml
 from ...security.dp.noise_planner import least_sigma, overspent
 from ...security.dp.rdp import cost, shown
-from ..console.job_example import job_text
+from ..console.job_example import TaskKind, job_text
 from ..console.output import number
 
 ORIGIN = "job init"
@@ -42,12 +42,12 @@ def planned(job: Job, origin: str) -> Job:
     return job
 
 
-def drafted_noise(method: str) -> str:
+def drafted_noise(method: str, task: TaskKind = "classification") -> str:
     """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it.
 
     Planned for the example's own model and rounds, which its author will change.
     """
-    file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
+    file = parse_toml(job_text(method, task, private=True).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
     try:
         return noise(planned(job, ORIGIN))

@@ -220,8 +220,13 @@ def _draft(
         }
         if stated:
             table["units" if key == "unit" else key] = stated
-    marks = sorted({mark for column in found.columns for mark in column.missing} | {""})
-    if marks != [""]:
+    # Only where they stand: elsewhere "-" or "." may be a category, or a fault.
+    marks = {
+        column.name: sorted({"", *column.missing})
+        for column in found.columns
+        if column.name in table["features"] and set(column.missing) - {""}
+    }
+    if marks:
         table["missing_marks"] = marks
     lines = ["# A draft; the order of classes and of features has to be that of the job."]
     if not contract.features:

@@ -30,7 +30,10 @@ Counts = NDArray[np.int64]
 
 Picture = Annotated[
     Path | None,
-    typer.Option(help="Draw who holds what: a PNG, one column per silo, one row per class."),
+    typer.Option(
+        help="Draw who holds what: a PNG, one column per silo, one row per class. Only for tasks"
+        " with one class per record."
+    ),
 ]
 
 
@@ -38,7 +41,8 @@ Picture = Annotated[
 class PartitionCounts:
     """Records of each silo by side [N, 3], and by class [N, C] where labels are known.
 
-    ``classes`` is None where no labels are known. ``notes`` are sentences on how it was made.
+    ``classes`` is None where no labels are known, and ``unpictured`` says why there is no picture
+    then. ``notes`` are sentences on how it was made.
     """
 
     silos: tuple[str, ...]
@@ -46,6 +50,7 @@ class PartitionCounts:
     classes: Counts | None
     class_names: tuple[str, ...] | None
     notes: tuple[str, ...]
+    unpictured: str
 
 
 def make(
@@ -139,6 +144,10 @@ def _of_population(population: Population) -> PartitionCounts:
         classes=counts(population) if population.classes else None,
         class_names=population.class_names,
         notes=population.notes,
+        unpictured=(
+            "pictures show records by class, and exist only for tasks with one class per record,"
+            ' such as task.kind = "classification"; leave it out'
+        ),
     )
 
 
@@ -163,6 +172,10 @@ def _of_file(partition: PartitionFile) -> PartitionCounts:
         classes=None,
         class_names=None,
         notes=tuple(notes),
+        unpictured=(
+            "no classes are known: show a simulation's file that reads it, [partition] file = …,"
+            " and whose task has one class per record"
+        ),
     )
 
 
@@ -267,9 +280,6 @@ def _draw(held: PartitionCounts, file: Path | None) -> None:
     if file is None:
         return
     if held.classes is None:
-        raise LocalError(
-            "--picture: no classes are known: show a simulation's file that reads it, [partition]"
-            " file = …, and whose task has classes"
-        )
+        raise LocalError(f"--picture: {held.unpictured}")
     picture = pictures.picture(held.classes, held.silos, held.class_names or ())
     write_atomic(file, picture, 0o644)

@@ -1,7 +1,7 @@
 import re
 import tomllib
 from itertools import pairwise
-from typing import get_origin
+from typing import get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.tasks.registry import TASKS
 from staddle.algorithms.tasks.task import Task
 from staddle.commands.console import job_example
-from staddle.commands.console.job_example import MODEL, SETTINGS
+from staddle.commands.console.job_example import MODEL, SETTINGS, TaskKind
 from staddle.commands.federation.operator_client import OperatorConfig
 from staddle.commands.main import app
 from staddle.commands.privacy.noise import planned
@@ -142,6 +142,50 @@ def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_exa
     assert parse_toml(changed.encode(), JobFile, "f").task == by_default.task == Classification()
     focal = parse_toml(everything.encode(), JobFile, "f").task
     assert (focal.loss, focal.gamma) == ("focal", 2)
+
+
+OTHER_TASKS = sorted(job_example.OTHERS)
+ANY_TASK = [name for name, method in METHODS.items() if not method.needs_classes]
+
+
+def test_every_task_can_be_drafted():
+    assert {*OTHER_TASKS, "classification"} == TASKS.keys() == {*get_args(TaskKind)}
+
+
+@pytest.mark.parametrize("method", ANY_TASK)
+@pytest.mark.parametrize("task", OTHER_TASKS)
+def test_a_job_example_of_another_task_can_be_signed(init, task, method):
+    path = init("job", "--task", task, "--method", method)
+    job = Job.from_toml(path)
+    assert job.document()["task"]["kind"] == job.task.kind == task
+    assert job.metrics.asked <= job.task.own_metrics
+    text = path.read_text()
+    assert max(map(len, text.splitlines())) <= 120
+    shown = tomllib.loads(uncommented(text))["task"]
+    told = {"delta", "positive_weights", "class_weights"}
+    assert TASKS[task].model_fields.keys() - told <= shown.keys()
+    parse_toml(uncommented(text).encode(), JobFile, "with every line")
+    for name, field in TASKS[task].model_fields.items():
+        assert field.default in (None, PydanticUndefined) or shown[name] == field.default
+
+
+def test_a_private_job_example_of_another_task_can_be_signed(init):
+    job = planned(Job.from_toml(init("job", "--task", "segmentation", "--private")), "f")
+    assert (job.model.name, job.document()["privacy"]["epsilon"]) == ("unet", "8.0")
+
+
+@pytest.mark.parametrize("method", ["fedproto", "statistics"])
+def test_a_job_example_of_a_classification_is_of_no_other_task(init, tmp_path, method):
+    with refused(f"--task regression: the example of method '{method}' is of a classification"):
+        init("job", "--task", "regression", "--method", method)
+    assert not (tmp_path / "job.toml").exists()
+
+
+def test_lines_that_a_task_changes_stand_in_the_template():
+    for task, settings in job_example.OTHERS.items():
+        lines = job_example.job_text("fedavg", task).splitlines()
+        assert {*settings["lines"].values()} <= {*lines}, task
+        assert not settings["lines"].keys() & {*lines}, task
 
 
 def test_lines_that_a_method_changes_stand_in_the_template():

@@ -182,7 +182,7 @@ FEDPER = 'name = "fedper"'
             ("(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16"
             " pixels, not [1, 8, 8]; choose")),
         ([("classes = 2", "classes = 3")],
-            "job.toml: model: 2 class_names for 3 classes; give one per class"),
+            "job.toml: model: model.class_names has 2 names, model.classes says 3 classes; give"),
         ([('"malignant"', '"benign"')], "job.toml: model: classes 0 and 1 are both named 'benign'"),
         ([("lr = 0.1", "lr = 0.1\nepoch = 3")],
             "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?"),

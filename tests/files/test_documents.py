@@ -7,10 +7,11 @@ import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from staddle.errors import LocalError
 from staddle.files import documents as d
+from staddle.files.tagged import of_kind
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
@@ -115,6 +116,7 @@ class Numbers(d.Strict):
 class Images(d.Strict):
     kind: Literal["images"]
     folder: str = ""
+    marks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class Tables(d.Strict):
@@ -146,6 +148,17 @@ def test_an_unknown_key_is_told_its_own_table_s_keys_first_then_where_it_belongs
     with pytest.raises(LocalError) as caught:
         d.validate(document, Tables, "f")
     assert said in str(caught.value)
+
+
+def test_a_key_of_a_plain_table_is_named_whatever_kind_the_table_around_it_is():
+    kinds = {"numbers": Numbers, "images": Images}
+
+    class OfKind(d.Strict):
+        data: Annotated[Numbers | Images, PlainValidator(lambda value: of_kind(value, kinds))]
+
+    with pytest.raises(LocalError) as caught:
+        d.validate({"data": {"kind": "images", "marks": {"bmi": ["", 0]}}}, OfKind, "f")
+    assert str(caught.value) == "f: data.marks.bmi.1 = 0: give a text in quotes"
 
 
 def test_a_near_key_here_and_the_same_key_elsewhere_are_both_told():

@@ -6,7 +6,9 @@ import shutil
 import ssl
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.jobs import make_job
 from support.ledgers import first, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
@@ -163,6 +165,32 @@ def test_a_value_whose_stand_in_a_job_may_declare_is_no_fault(federation, config
     assert found.ok
     assert "line 2, column 'age': is missing; complete it" in found.text
     assert "--job JOB.json reads the records as a job declares them" in found.text
+
+
+def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation, config):
+    folder, before = federation.folder / "silo-a", config.read_text()
+
+    def told(table):
+        head, _, after = before.partition("[data]\n")
+        config.write_text(f"{head}[data]\n{table}\n" + "".join(after.partition("\n\n")[2:]))
+        return next(finding for finding in check(config).findings if finding.name == "data")
+
+    for name, values in (("images", [[5, 6]]), ("masks", [[0, 255]])):
+        (folder / "scans" / name).mkdir(parents=True)
+        Image.fromarray(np.array(values, np.uint8)).save(folder / "scans" / name / "a.png")
+    masks = 'kind = "masks"\nfolder = "scans"\nvalues = {}\n'
+    found = told(masks.format([0, 255]))
+    assert found.ok
+    assert found.text == (
+        f"{folder}/scans: 1 images with a mask each, whose classes are 0, 1; --job JOB.json reads"
+        " them in the size of a job's model"
+    )
+    found = told(masks.format([0, 1]))
+    assert not found.ok
+    assert "masks/a.png: has the value 255, which is not in data.values" in found.text
+    found = told('kind = "images"\nfolder = "scans"\n')
+    assert found.ok
+    assert f"{folder}/scans: 2 images, 2 classes; --job JOB.json reads" in found.text
 
 
 def test_data_and_weights_that_cannot_be_read(federation, look, config):

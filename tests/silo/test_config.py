@@ -63,10 +63,10 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + 'kind = "cvs"\n',
             "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"),
         (TEXT + 'folder = "x"\n',
-            ("data: 'folder' is a key of kind images or masks or torchvision or tiny-imagenet or"
-            " natural or package, this is")),
+            ("data: 'folder' is a key of kind images or masks or listed or torchvision or"
+            " tiny-imagenet or natural or package, this is")),
         (TEXT + 'kind = "images"\n',
-            "data: 'file' is a key of kind npz or csv or parquet or package, this is kind"),
+            "data: 'file' is a key of kind npz or listed or csv or parquet or package, this"),
         (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',
             "unknown key 'data.feature'; did you mean 'features'?"),
         (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),

@@ -39,6 +39,15 @@ def sketched(name: str, setting: Setting) -> dict[str, nn.Module]:
         return NETWORKS[name].build(setting.input, setting.outputs, norm_of(name))
 
 
+def check_not_dense(method: str, setting: Setting) -> None:
+    """LocalError where the job's model has outputs for each position of a record."""
+    if setting.task.dense:
+        raise LocalError(
+            f"{method}: a task with outputs for each position, as {setting.task.kind} is, has no"
+            " second architectures; leave method.options.extractors out"
+        )
+
+
 def check_extractors(method: str, names: tuple[str, ...], setting: Setting, width: int) -> None:
     """LocalError unless each architecture takes the job's input and ends in this width."""
     for name in dict.fromkeys(names):

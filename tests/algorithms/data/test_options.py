@@ -47,6 +47,7 @@ def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
     assert [source.path for source in found] == [Path("d.npz"), Path("sets"), Path(), None]
     titles = [(source.title, source.long_title) for source in found]
     assert titles == [(name, name) for name in ("d.npz", "sets", "ten", "inside")]
+    assert [source.examine() for source in found] == ["records", "images", "images", "records"]
     assert [source.where for source in found] == ["d.npz", "sets", ".", "inside inside"]
     assert InFolder(folder=".").title == "in-folder"
     below = [source.below(Path("/a")) for source in found]

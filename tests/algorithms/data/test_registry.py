@@ -53,14 +53,14 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     [
         ({"kind": "cvs"},
             ("data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"
-            " csv, parquet, torchvision,")),
+            " listed, csv, parquet, torchvision,")),
         ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
         ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
         ({}, "missing key 'data.file'"),
         ({"file": "a", "label": "y"},
-            "'label' is a key of kind csv or parquet, this is kind 'npz' with keys test_fraction,"),
+            "'label' is a key of kind listed or csv or parquet, this is kind 'npz' with keys"),
         ({"kind": "images", "file": "a"},
-            "'file' is a key of kind npz or csv or parquet or package, this is kind 'images'"),
+            "'file' is a key of kind npz or listed or csv or parquet or package, this is kind"),
         ({"kind": "bundled", "name": "digits", "foldr": "a"},
             "unknown key 'data.foldr'; did you mean 'folder'?"),
         ({"kind": "bundled", "name": "digit"},

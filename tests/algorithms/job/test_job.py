@@ -86,7 +86,7 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("classes = 10", 'classes = 10\nclass_names = "a"',
             "model.class_names = 'a': give a list in brackets$"),
         ("classes = 10", 'classes = 10\nclass_names = ["a"]',
-            "model: 1 class_names for 10 classes; give one per class"),
+            "model: model.class_names has 1 names, model.classes says 10 classes; give one"),
         ("classes = 10", "classes = 10\ninput = [1, 8, 8]",
             "at least 16 x 16 pixels.*; choose another model"),
         ('"digits"', '"Digits"', "name = 'Digits'"),

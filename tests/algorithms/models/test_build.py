@@ -101,7 +101,7 @@ def test_group_norm_has_its_own_groups():
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"name": "lenet5", "class_names": ("a", "b")}, "2 class_names for 10 classes"),
+        ({"name": "lenet5", "class_names": ("a", "b")}, "model.class_names has 2 names, model.c"),
         ({"name": "lenet5", "classes": 2, "class_names": ("a", "a")}, "both named 'a'"),
         ({"name": "lenet5", "classes": 2, "class_names": ("a", 1)}, "class_names"),
         ({"name": "cnn-digits", "input": (1, 28, 28)}, "cnn-digits takes input"),

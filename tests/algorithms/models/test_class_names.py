@@ -6,9 +6,9 @@ from staddle.algorithms.models.class_names import LONGEST, names_differ, names_f
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
-        (["a"], "1 class_names for 2 classes; give one per class"),
-        (["a", "b", "c"], "3 class_names for 2 classes"),
-        ([], "0 class_names for 2 classes"),
+        (["a"], "names has 1 names, model.classes says 2 classes; give one name per class"),
+        (["a", "b", "c"], "names has 3 names, model.classes says 2 classes"),
+        ([], "names has 0 names, model.classes says 2 classes"),
         (["a", "a"], "classes 0 and 1 are both named 'a'; name them apart"),
         (["caf\u00e9", "cafe\u0301"], "classes 0 and 1 are both named"),
         (["a", ""], "class 1 is named ''"),
@@ -19,12 +19,12 @@ from staddle.algorithms.models.class_names import LONGEST, names_differ, names_f
     ],
 )
 def test_names_that_cannot_name_classes(names, complaint):
-    assert complaint in names_fault(names, 2)
+    assert complaint in names_fault(names, 2, "names", "model.classes")
 
 
 def test_names_that_can():
-    assert names_fault(["benign", "malignant, grade Ⅲ"], 2) == ""
-    assert names_fault(["b" * LONGEST], 1) == ""
+    assert names_fault(["benign", "malignant, grade Ⅲ"], 2, "names", "classes") == ""
+    assert names_fault(["b" * LONGEST], 1, "names", "classes") == ""
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,20 @@ def test_1_no_records(make_job):
     assert "at least one to train on and one to test on" in fault(make_job(), labelled([]))
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 7, 8), (8, 64), (8,), (8, 3, 8, 8)])
-def test_2_another_shape_than_the_models(make_job, good, shape):
+@pytest.mark.parametrize(("shape", "fix"), [
+    ((8, 1, 7, 8), "reshape it, or have the job say model.input = [1, 7, 8]"),
+    ((8, 64),
+        "reshape it, or store it as [N, 1, 1, 64] and have the job say model.input = [1, 1, 64]"),
+    ((8,), "reshape it, or store it as [N, 1, 1, 1] and have the job say model.input = [1, 1, 1]"),
+    ((8, 3, 8, 8), "reshape it, or have the job say model.input = [3, 8, 8]"),
+    ((8, 16, 16),
+        "reshape it, or store it as [N, 1, 16, 16] and have the job say model.input = [1, 16, 16]"),
+    ((8, 8, 8), "store it as [N, 1, 8, 8]"),
+    ((8, 1, 8, 8, 8), "reshape it, or have the job say model.input = [1, 8, 8, 8]"),
+])  # fmt: skip
+def test_2_another_shape_than_the_models(make_job, good, shape, fix):
     why = fault(make_job(), Dataset(torch.zeros(shape), good.y))
-    said = "the job's model takes [N, 1, 8, 8]; reshape it, or have the job say"
-    assert f"x is {list(shape)}, {said}" in why
+    assert why == f"here: x is {list(shape)}, the job's model takes [N, 1, 8, 8]; {fix}"
 
 
 def test_3_labels_that_are_no_class(make_job):
@@ -107,7 +116,10 @@ def test_5_names_that_disagree_with_the_job(make_job):
     swapped = labelled([0, 1, 2], ("malignant", "benign", "other"))
     assert "class 0 is 'benign' in the job and 'malignant' here; reorder" in fault(job, swapped)
     for one in (job, make_job()):
-        assert "2 class_names for 3 classes" in fault(one, labelled([0, 1], NAMES[:2]))
+        said = (
+            "data.class_names (or the data's own list) has 2 names, the job's model.classes says 3"
+        )
+        assert said in fault(one, labelled([0, 1], NAMES[:2]))
         assert "both named 'b'" in fault(one, labelled([0, 1], ("a", "b", "b")))
 
 

@@ -81,6 +81,15 @@ def test_the_draft_of_a_good_table_reads_it(inspect, tmp_path):
     assert "give --label COLUMN" in inspect(GOOD)
 
 
+def test_marks_are_drafted_for_the_columns_that_have_them(inspect):
+    text = "a,b,c,d,y\n1,NA,1,4,0\n2,5,,-,1\n3,?,2,9,0\n4,7,3,,1\n"
+    table = draft(inspect(text, "--label", "y"))
+    assert table["missing_marks"] == {"b": ["", "?", "NA"], "d": ["", "-"]}
+    missing = dict.fromkeys("bcd", 0)
+    assert len(Csv.model_validate({**table, "missing": missing}).read()) == 4
+    assert "missing_marks" not in draft(inspect("a,y\n1,0\n,1\n3,1\n", "--label", "y"))
+
+
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_jobs_features_are_compared_and_drafted(inspect, tmp_path, signed):
     job = make_job("fedavg", model=MODEL, features=FEATURES)
@@ -145,8 +154,11 @@ def test_faults_of_whole_files_and_labels(inspect):
     one = inspect("a,y\n1,x\n2,x\n3,\n", "--label", "y", code=1)
     assert "label 'y': missing values: 1" in one
     assert "label 'y': 1 class; at least 2 are needed" in one
-    constant = inspect("a,chol\n1,0\n2,0\n3,\n", code=1)
-    assert "column 'chol': has 0 in all records that have a value" in constant
+    constant = " ".join(inspect("a,chol\n1,0\n2,0\n3,\n", code=1).split())
+    assert (
+        "column 'chol': has 0 in all records that have a value; if it stands for a missing one, add"
+        " it in quotes to the column's list in data.missing_marks"
+    ) in constant
     empty = inspect("a,b\n1,\n2,NA\n", code=1)
     assert "column 'b': has no value" in empty
 

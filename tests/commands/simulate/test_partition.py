@@ -97,6 +97,21 @@ def test_many_silos_and_classes_are_cut_short(small):
     assert run("show", small(silos=50, classes=16), "--all").count("clinic-") == 50
 
 
+def test_a_task_without_classes_has_no_picture(small, tmp_path):
+    file = small(classes=2)
+    values = Dataset(torch.zeros(24, 1, 1, 1), torch.arange(24.0), None, None, ("a", "b") * 12)
+    save_npz(tmp_path / "data.npz", values)
+    task = '[task]\nkind = "regression"\nrange = [0.0, 24.0]\n\n[model]'
+    file.write_text(file.read_text().replace("[model]", task).replace("classes = 2", "outputs = 1"))
+    assert "2 silos with 24 records" in run("show", file)
+    with pytest.raises(LocalError) as caught:
+        run("show", file, "--picture", tmp_path / "p.png")
+    assert str(caught.value) == (
+        "--picture: pictures show records by class, and exist only for tasks with one class per"
+        ' record, such as task.kind = "classification"; leave it out'
+    )
+
+
 def test_what_cannot_be_drawn_or_written_is_refused(small, tmp_path):
     out = tmp_path / "p.json"
     run("make", small(), "--out", out)

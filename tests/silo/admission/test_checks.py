@@ -220,7 +220,8 @@ def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
         (method("fedaims"), "and the job's model has none; choose"),
         (model("cnn-digits", class_names=["a", "b", "a"]),
             "classes 0 and 2 are both named 'a'; name them apart"),
-        (model("cnn-digits", class_names=["a", "b"]), "2 class_names for 3 classes"),
+        (model("cnn-digits", class_names=["a", "b"]),
+            "model.class_names has 2 names, model.classes says 3 classes; give one name"),
         (method("fedper", rho="0.5"), "of fedper: unknown key 'rho'"),
     ],
 )  # fmt: skip
@@ -736,6 +737,9 @@ def remodelled(made, **changes):
 
 
 ORDER = "class 1 is 'malignant' in the job and 'other' here; reorder"
+OWN_LIST = (
+    "data.class_names (or the data's own list) has {} names, the job's model.classes says 3 classes"
+)
 NAME = "class 1 is 'malignant' in the job and 'malign' here; rename it"
 
 
@@ -748,9 +752,9 @@ NAME = "class 1 is 'malignant' in the job and 'malign' here; rename it"
         (NAMES, NAMES, ""),
         (NAMES, ["benign", "other", "malignant"], ORDER),
         (NAMES, ["benign", "malign", "other"], NAME),
-        (NAMES, NAMES[:2], "2 class_names for 3 classes"),
-        (None, NAMES[:2], "2 class_names for 3 classes"),
-        (None, [*NAMES, "fourth"], "4 class_names for 3 classes"),
+        (NAMES, NAMES[:2], OWN_LIST.format(2)),
+        (None, NAMES[:2], OWN_LIST.format(2)),
+        (None, [*NAMES, "fourth"], OWN_LIST.format(4)),
         (None, ["a", "a", "b"], "classes 0 and 1 are both named 'a'"),
     ],
 )

@@ -7,7 +7,8 @@ that the model takes.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import filterfalse
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from .....errors import LocalError
+from .....errors import LocalError, reason
 from ....models.registry import Shape
 from ...lazy import LazyRecords
 from ...options import ImageFiles, Number, OneByOne, Positive
@@ -30,6 +31,7 @@ from .scans import Fit, Scan
 NIFTI = re.compile(r"\.nii(\.gz)?$", re.IGNORECASE)
 DICOM = (".dcm", "")  # archives leave the ending out
 ENDING = re.compile(r"\.(nii(\.gz)?|dcm|png|jpe?g)$", re.IGNORECASE)
+VOLUME = 4  # sides of a volume's record, channels included
 KNOWN = "a PNG, JPEG, NIfTI or DICOM"
 
 
@@ -60,7 +62,7 @@ class ImageFolder(ImageFiles, OneByOne):
 
     def check_shape(self, shape: Shape) -> None:
         """LocalError unless records of this shape can be made of images."""
-        if len(shape) != 4:
+        if not is_volume(shape):
             pictures.check_shape(self.folder, shape)
         if self.spacing is not None and len(self.spacing) != len(shape) - 1:
             raise LocalError(
@@ -95,7 +97,7 @@ class ImageReader:
         table, shape = self._table, self._shape
         if is_scan(path):
             return table.fit.record(path, read_scan(path), shape)
-        if table.window is not None or len(shape) == 4:
+        if table.window is not None or is_volume(shape):
             raise LocalError(
                 f"{path}: is no scan; take it out, or leave data.window out, with a model for"
                 " images"
@@ -137,17 +139,31 @@ def read_scan(path: Path) -> Scan:
     return nifti.read(path) if NIFTI.search(path.name) else dicom.read_slice(path)
 
 
-def image_files(folder: Path, shape: Shape) -> list[Path]:
+@contextmanager
+def listing(folder: Path) -> Iterator[None]:
+    """LocalError in place of what the system says: a folder may be unreadable, or vanish."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(f"{error.filename or folder}: cannot read it: {reason(error)}") from error
+
+
+def is_volume(shape: Shape) -> bool:
+    """True for records [channels, depth, height, width]."""
+    return len(shape) == VOLUME
+
+
+def image_files(folder: Path, volumes: bool) -> list[Path]:
     """All images below a folder, which may be absent, by name.
 
-    Where records of this shape are volumes, a folder of DICOM files is one. A file that is no image
+    Where they are ``volumes``, a folder of DICOM files is one. A file that is no image
     is an error, unless hidden.
     """
     # Images in sub-folders of a class belong to it, too.
     paths = list(filter(_is_shown, folder.rglob("*")))
     if unknown := next(filterfalse(_is_image, paths), None):
         raise LocalError(f"{unknown}: is not {KNOWN} by its name; convert it, or move it away")
-    if len(shape) != 4:
+    if not volumes:
         return paths_in_order(paths)
     single, slices = filterfalse(is_series, paths), list(filter(is_series, paths))
     if bare := next(filter(set(folder.glob("*")).__contains__, slices), None):

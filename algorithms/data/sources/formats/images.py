@@ -24,13 +24,15 @@ import pydantic
 import torch
 from pydantic import Field
 
-from .....errors import LocalError, reason
+from .....errors import LocalError
 from ....models.registry import Shape
 from ...dataset import Dataset
 from ...options import Names
 from .image_files import (
     ImageFolder,
     image_files,
+    is_volume,
+    listing,
     read_images,
     relative_ids,
     size_of,
@@ -77,6 +79,17 @@ class Images(ImageFolder):
             return None
         return f"{self.folder}/{{{','.join(self.domains)}}}/CLASS/*.png"
 
+    def examine(self) -> str:
+        """How many images and classes there are; no image is opened."""
+        with listing(self.folder):
+            classes, found = self._find(volumes=False)
+        if not found.paths:
+            raise LocalError(
+                f"{self.folder}: has no images; give each class a folder with its own, as"
+                f" {self._roots()[0]}/CLASS/*.png"
+            )
+        return f"{len(found.paths):,} images, {len(classes)} classes"
+
     def _roots(self) -> list[Path]:
         """The folders that hold the classes' folders: one per domain, or the folder itself."""
         return [self.folder / domain for domain in self.domains or ("",)]
@@ -88,13 +101,8 @@ class Images(ImageFolder):
         """
         # Checked before any file is opened, since no image can have another number of channels.
         self.check_shape(shape)
-        # A folder may be unreadable, or vanish while it is listed.
-        try:
-            classes, found = self._find(shape)
-        except OSError as error:
-            raise LocalError(
-                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
-            ) from error
+        with listing(self.folder):
+            classes, found = self._find(is_volume(shape))
         ids = relative_ids(self.folder, found.paths)
         identity = partial(self.identity, self.folder, found.paths, found.sizes)
         return Dataset(
@@ -107,7 +115,7 @@ class Images(ImageFolder):
             self.groups_of(ids),
         )
 
-    def _find(self, shape: Shape) -> "tuple[tuple[str, ...], _Found]":
+    def _find(self, volumes: bool) -> "tuple[tuple[str, ...], _Found]":
         """The classes, and the images in the order of domains, classes and names."""
         roots = self._roots()
         present: set[str] = set()
@@ -118,7 +126,7 @@ class Images(ImageFolder):
 
         found = _Found([], [], [], [])
         for root, (label, name) in itertools.product(roots, enumerate(classes)):
-            paths = image_files(root / name, shape)
+            paths = image_files(root / name, volumes)
             found.paths.extend(paths)
             found.sizes.extend(map(size_of, paths))
             found.labels.extend([label] * len(paths))

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from .....errors import LocalError, reason
 from ....models.registry import Shape
 from ...dataset import Dataset
 from .csv_file import CsvRows
-from .image_files import ImageFolder, read_images, size_of
-from .labelled import fault
+from .image_files import ImageFolder, listing, read_images, size_of
+from .labelled import Truths, fault
 
 
 class Listed(CsvRows, ImageFolder):
@@ -35,12 +34,26 @@ class Listed(CsvRows, ImageFolder):
         """The column of the images."""
         return (self.image,)
 
+    def examine(self) -> str:
+        """How many images are listed; none is opened."""
+        found, _ = self._rows()
+        return f"{len(found):,} images that a file lists"
+
     def read_at(self, shape: Shape) -> Dataset:
         """The images in the order of the file.
 
         A record's id is its image's path, unless a column has ids.
         """
         self.check_shape(shape)
+        texts, found = self._rows()
+        paths = list(map(self.folder.joinpath, texts))
+        with listing(self.folder):
+            identity = partial(self.identity, self.folder, paths, list(map(size_of, paths)))
+        x, ids = read_images(self, paths, shape, identity), found.ids or tuple(texts)
+        return Dataset(x, found.y, self.names, ids, found.sources, self.groups_of(texts))
+
+    def _rows(self) -> tuple[list[str], Truths]:
+        """Each image's path in the folder, and what is true of it."""
         texts: list[str] = []
 
         def take(line: int, cells: Mapping[str, str]) -> None:
@@ -50,11 +63,4 @@ class Listed(CsvRows, ImageFolder):
                 raise fault(self, line, self.image, why)
             texts.append(text)
 
-        found = self.truth_of_all(take)
-        paths = list(map(self.folder.joinpath, texts))
-        try:
-            identity = partial(self.identity, self.folder, paths, list(map(size_of, paths)))
-        except OSError as error:
-            raise LocalError(f"{error.filename}: cannot read it: {reason(error)}") from error
-        x, ids = read_images(self, paths, shape, identity), found.ids or tuple(texts)
-        return Dataset(x, found.y, self.names, ids, found.sources, self.groups_of(texts))
+        return texts, self.truth_of_all(take)

@@ -26,8 +26,9 @@ from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from pydantic import Field
 
-from .....errors import LocalError, reason
+from .....errors import LocalError
 from .....files.file_bounds import check_fits
+from ....models.class_names import names_fault
 from ....models.registry import Shape
 from ...dataset import Dataset
 from ...options import COPIES, Names
@@ -35,6 +36,8 @@ from .image_files import (
     ImageFolder,
     image_files,
     is_scan,
+    is_volume,
+    listing,
     read_images,
     read_scan,
     relative_ids,
@@ -50,6 +53,13 @@ Value = Annotated[int, Field(strict=True, ge=0, le=MOST_CLASS)]
 MODES = ("1", "L", "P")  # Pillow's, whose pixels are numbers of eight bits
 NO_CLASS = MOST_CLASS + 1
 LEVEL = 0.1  # of a voxel, by which a mask may lie off
+LISTS = ("class_names", "values")  # of which each has an entry per class
+# By Pillow's mode: what to do about a value that is none of those that the table lists.
+CORRECT = "add it, or correct the mask"
+FIXES = {
+    "1": "its pixels have one bit, 0 or 1: store all masks alike, with 8 bits per pixel, or where"
+    " all have one bit, say data.values = [0, 1]"
+}
 
 
 class Masks(ImageFolder):
@@ -65,7 +75,19 @@ class Masks(ImageFolder):
     def _distinct(self) -> "Masks":
         if len(set(self.values or ())) < len(self.values or ()):
             raise ValueError("values: one is listed twice; give each class its own")
+        names = self.class_names or ()
+        if names and (fault := names_fault(names, len(self.values or names), *LISTS)):
+            raise ValueError(fault)
         return self
+
+    def check_present(self) -> None:
+        """Also the two folders below it."""
+        super().check_present()
+        if self.lacking() is not None:
+            raise LocalError(
+                f"{self.folder}: images/ and masks/ are expected in this folder; make both, or"
+                " correct data.folder"
+            )
 
     def lacking(self) -> str | None:
         """The two folders."""
@@ -78,13 +100,9 @@ class Masks(ImageFolder):
         Masks are in memory, images too unless ``lazy``.
         """
         self.check_shape(shape)
-        try:
-            images, masks = self._pairs(shape)
+        with listing(self.folder):
+            images, masks = self._pairs(is_volume(shape))
             sizes = list(map(size_of, images))
-        except OSError as error:
-            raise LocalError(
-                f"{error.filename or self.folder}: cannot read it: {reason(error)}"
-            ) from error
         sides = len(images), *shape[1:]
         what = f"{len(images):,} masks of {' x '.join(map(str, shape[1:]))}"
         check_fits(self.folder, COPIES * math.prod(sides), what)
@@ -101,69 +119,102 @@ class Masks(ImageFolder):
             groups=self.groups_of(ids),
         )
 
-    def _pairs(self, shape: Shape) -> tuple[list[Path], list[Path]]:
+    def examine(self) -> str:
+        """How many pairs there are, and their classes; each mask is read, of images the header."""
+        held = np.zeros(NO_CLASS, bool)
+        names = len(self.class_names or held)
+        with listing(self.folder):
+            # Masks of volumes are NIfTI, so folders of slices are volumes where there are any.
+            images, masks = self._pairs(any((self.folder / "masks").rglob("*.nii*")))
+        for image, mask in zip(images, masks, strict=True):
+            classes = self._classes(mask, image).values.astype(np.int64)
+            if (largest := classes.max()) >= names:
+                raise LocalError(
+                    f"{mask}: has class {largest}, and data.class_names has {names} names, from"
+                    " class 0 on; name each class, or say in data.values what masks have for them"
+                )
+            held[classes] = True
+        found = ", ".join(map(str, np.flatnonzero(held)))
+        return f"{len(images):,} images with a mask each, whose classes are {found}"
+
+    def _pairs(self, volumes: bool) -> tuple[list[Path], list[Path]]:
         """Images, and the mask of each."""
-        images, masks = self._named("images", shape), self._named("masks", shape)
+        self.check_present()
+        images, masks = self._named("images", volumes), self._named("masks", volumes)
         for own, other, what in ((images, masks, "mask"), (masks, images, "image")):
             if lone := sorted(own.keys() - other.keys()):
                 raise LocalError(
                     f"{own[lone[0]]}: has no {what} of its name; add it, or move it away"
                     f" ({len(lone):,} in all)"
                 )
+        if not images:
+            raise LocalError(
+                f"{self.folder}: images/ and masks/ are empty; put each image in images/, and its"
+                " mask of the same name in masks/"
+            )
         return list(images.values()), list(map(masks.__getitem__, images))
 
-    def _named(self, part: str, shape: Shape) -> dict[Path, Path]:
+    def _named(self, part: str, volumes: bool) -> dict[Path, Path]:
         """The files of a folder by their names without ending."""
         root, found = self.folder / part, dict[Path, Path]()
-        for path in image_files(root, shape):
+        for path in image_files(root, volumes):
             first = found.setdefault(stem(path.relative_to(root)), path)
             if first != path:
                 raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
         return found
 
     def _mask(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
-        """Class numbers [(depth,) height, width] of an image."""
+        """Class numbers [(depth,) height, width] of a record."""
+        classes = self._classes(path, of)
+        if is_scan(of):
+            return self.fit.classes(path, classes, shape)
+        whole = Image.fromarray(classes.values[0, 0].astype(np.uint8))
+        return np.asarray(self._sized(path, whole, shape))
+
+    def _classes(self, path: Path, of: Path) -> Scan:
+        """Class numbers [1, z, height, width] of a mask, in the size of its image."""
         if not is_scan(of):
-            return self._classes(path, self._pixels(path, of, shape))
+            return self._of_picture(path, of)
         image = read_scan(of)
-        mask = read_scan(path) if is_scan(path) else _drawn(path)
+        mask, fix = (read_scan(path), CORRECT) if is_scan(path) else _drawn(path)
         if (image.place is None) != (mask.place is None) or len(mask.values) > 1:
             raise LocalError(
                 f"{path}: is no mask of {of.name}; give NIfTI for a volume, a PNG for a slice"
             )
         _check_lies_there(path, mask, image)
-        numbers = _numbers(path, mask.values[0])
-        classes = self._classes(path, numbers)[None].astype(np.float32)
-        # Classes first: around a scan there is none of its values.
-        return self.fit.classes(path, replace(mask, values=classes), shape)
+        return replace(mask, values=self._numbered(path, mask.values, fix))
 
-    def _pixels(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
-        """The numbers [height, width] of a picture's mask."""
+    def _of_picture(self, path: Path, of: Path) -> Scan:
+        """The classes of a picture's mask, which may be turned as the picture is."""
         with decoded(of) as image:
             size, turned = image.size, image.getexif().get(ORIENTATION, 1)
         with decoded(path) as mask:
-            _check_mask(path, mask)
             if (mask.size, mask.getexif().get(ORIENTATION, 1)) != (size, turned):
                 raise LocalError(
                     f"{path}: {mask.width} x {mask.height} pixels, its image {size[0]} x {size[1]};"
                     " give them one size and, in Exif, one orientation"
                 )
-            upright = ImageOps.exif_transpose(mask)
-            return np.asarray(self._sized(path, upright, shape)).astype(np.uint8)
+        drawn, fix = _drawn(path)
+        return replace(drawn, values=self._numbered(path, drawn.values, fix))
 
-    def _classes(self, path: Path, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The classes of a mask's numbers."""
+    def _numbered(self, path: Path, values: NDArray[np.float32], fix: str) -> NDArray[np.float32]:
+        """The classes of a mask's values; LocalError with ``fix`` for one that is none."""
+        numbers = values.clip(0, MOST_CLASS).astype(np.uint8)
+        if not np.array_equal(numbers, values):
+            raise LocalError(
+                f"{path}: holds more than the whole numbers 0 to {MOST_CLASS}; correct it"
+            )
         if self.values is None:
             return values
         table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
         table[list(self.values)] = np.arange(len(self.values))
-        classes = table[values]
+        classes = table[numbers]
         if (unknown := classes == NO_CLASS).any():
             raise LocalError(
-                f"{path}: has the value {int(values[unknown][0])}, which is not in data.values"
-                f" ({', '.join(map(str, self.values))}); add it, or correct the mask"
+                f"{path}: has the value {int(numbers[unknown][0])}, which is not in data.values"
+                f" ({', '.join(map(str, self.values))}); {fix}"
             )
-        return classes.astype(np.uint8)
+        return classes.astype(np.float32)
 
     def _sized(self, path: Path, image: Image.Image, shape: Shape) -> Image.Image:
         height, width = shape[1:]
@@ -178,11 +229,12 @@ class Masks(ImageFolder):
         return image.resize((width, height), Image.Resampling.NEAREST)
 
 
-def _drawn(path: Path) -> Scan:
-    """A picture as a mask of a slice."""
+def _drawn(path: Path) -> tuple[Scan, str]:
+    """A picture as a mask, upright, and what to do about a value that no class has."""
     with decoded(path) as mask:
         _check_mask(path, mask)
-        return Scan(np.asarray(mask).astype(np.float32)[None, None], None)
+        upright = np.asarray(ImageOps.exif_transpose(mask)).astype(np.float32)
+        return Scan(upright[None, None], None), FIXES.get(mask.mode, CORRECT)
 
 
 def _check_lies_there(path: Path, mask: Scan, image: Scan) -> None:
@@ -200,14 +252,6 @@ def _check_lies_there(path: Path, mask: Scan, image: Scan) -> None:
     apart = np.abs((mask.place - image.place) @ ends).max()
     if apart > LEVEL * min(image.spacing or (1.0,)):
         raise LocalError(f"{path}: lies {apart:.2f} mm from its image; draw it on the image's grid")
-
-
-def _numbers(path: Path, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The values of a mask as whole numbers; LocalError where they are none."""
-    whole = values.clip(0, MOST_CLASS).astype(np.uint8)
-    if not np.array_equal(whole, values):
-        raise LocalError(f"{path}: holds more than the whole numbers 0 to {MOST_CLASS}; correct it")
-    return whole
 
 
 def _check_mask(path: Path, mask: Image.Image) -> None:

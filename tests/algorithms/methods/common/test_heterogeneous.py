@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.other_tasks import MODELS, TASKS
 from support.refusals import refused
 
 from staddle.algorithms.methods.common.heterogeneous import dealt, norm_of, sketched
@@ -49,6 +50,16 @@ def test_what_does_not_fit_is_refused(make_job, method):
     wide = {"name": "fedssa-cnn-1", "input": [3, 32, 32]}
     with refused(rf"{method}: extractor 'lenet5' ends in 84 units, the job's model in 500"):
         make_job(method, {"extractors": ["fedssa-cnn-5", "lenet5"]}, wide).document()
+
+
+@pytest.mark.parametrize("method", ["local", "lg-fedavg"])
+def test_dense_tasks_have_no_second_architectures(make_job, method):
+    options = {"extractors": ["digits-cnn-a"]}
+    with refused(
+        f"{method}: a task with outputs for each position, as segmentation is, has no second"
+        " architectures; leave method.options.extractors out"
+    ):
+        make_job(method, options, MODELS["segmentation"], task=TASKS["segmentation"]).document()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -44,6 +44,26 @@ def fault(read):
     return call
 
 
+def test_without_a_job_images_and_classes_are_counted(tmp_path):
+    def examined(**fields):
+        return Images(kind="images", folder=tmp_path, **fields).examine()
+
+    with pytest.raises(LocalError) as caught:
+        examined()
+    assert str(caught.value) == (
+        f"{tmp_path}: has no images; give each class a folder with its own, as"
+        f" {tmp_path}/CLASS/*.png"
+    )
+    write(tmp_path / "b" / "1.png", pixels(4, 5))
+    (tmp_path / "b" / "2.png").write_bytes(b"not opened")
+    assert examined() == "2 images, 1 classes"
+    assert examined(classes=["a", "b"]) == "2 images, 2 classes"
+    with pytest.raises(LocalError, match=r"b: is not in data.classes \(a, c\)"):
+        examined(classes=["a", "c"])
+    with pytest.raises(LocalError, match="cannot read it: No such file"):
+        examined(domains=["sketch"])
+
+
 def test_folders_are_classes_and_paths_are_ids(tmp_path, read):
     second = write(tmp_path / "b" / "2.png", pixels(4, 5))
     first = write(tmp_path / "b" / "1.PNG", pixels(4, 5))

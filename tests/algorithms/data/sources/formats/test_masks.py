@@ -106,6 +106,24 @@ def test_a_palettes_indices_and_single_bits_are_numbers(pair, read, tmp_path):
     assert np.array_equal(read().y[0].numpy(), bits)
 
 
+def test_a_mask_of_one_bit_among_others_is_not_a_new_class(pair, fault, tmp_path):
+    pair("a", mask=labels() * np.uint8(255))
+    pair("b")
+    Image.fromarray(np.eye(4, 5).astype(bool)).save(tmp_path / "masks" / "b.png")
+    assert fault(values=[0, 255]) == (
+        f"{tmp_path}/masks/b.png: has the value 1, which is not in data.values (0, 255); its pixels"
+        " have one bit, 0 or 1: store all masks alike, with 8 bits per pixel, or where all have one"
+        " bit, say data.values = [0, 1]"
+    )
+
+
+def test_a_value_that_a_smaller_size_would_lose_is_told(pair, fault):
+    mask = np.zeros((8, 10), np.uint8)
+    mask[0, 0] = 9
+    pair("a", grey(8, 10), mask)
+    assert "has the value 9, which is not in" in fault(resize=True, values=[0, 1])
+
+
 def test_masks_are_resized_without_new_values(pair, read, fault):
     mask = np.kron(labels(3), np.ones((2, 2), np.uint8))
     pair("a", grey(8, 10), mask)
@@ -196,6 +214,70 @@ def test_masks_that_are_none(pair, fault, tmp_path, make, why):
     path.unlink()
     make(path)
     assert why in fault()
+
+
+@pytest.fixture
+def examined(tmp_path):
+    """What is said without a job."""
+
+    def call(**fields):
+        table = Masks(kind="masks", folder=tmp_path, **fields)
+        try:
+            return table.examine()
+        except LocalError as error:
+            return str(error)
+
+    return call
+
+
+def test_without_a_job_pairs_and_masks_are_looked_at(pair, examined, tmp_path):
+    pair("a", mask=np.array([[0, 255, 255, 0, 0]] * 4, np.uint8))
+    pair("b", grey(3, 7), np.zeros((3, 7), np.uint8))
+    assert examined() == "2 images with a mask each, whose classes are 0, 255"
+    assert examined(values=[0, 255]) == "2 images with a mask each, whose classes are 0, 1"
+    assert "a.png: has the value 255, which is not in data.values" in examined(values=[0, 1])
+    assert examined(class_names=["tissue", "lesion"]) == (
+        f"{tmp_path}/masks/a.png: has class 255, and data.class_names has 2 names, from class 0 on;"
+        " name each class, or say in data.values what masks have for them"
+    )
+    assert "classes are 0, 1" in examined(values=[0, 255], class_names=["tissue", "lesion"])
+    write(tmp_path / "masks" / "b.png", labels())
+    assert "masks/b.png: 5 x 4 pixels, its image 7 x 3" in examined()
+    (tmp_path / "masks" / "b.png").write_bytes(b"no image")
+    assert "masks/b.png: cannot read it as PNG" in examined()
+    (tmp_path / "masks" / "b.png").unlink()
+    assert "images/b.png: has no mask of its name" in examined()
+
+
+def test_names_of_classes_are_as_many_as_the_values(tmp_path):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Masks(kind="masks", folder=tmp_path, values=[0, 255], class_names=["a", "b", "c"])
+    assert "class_names has 3 names, values says 2 classes; give one" in str(caught.value)
+    with pytest.raises(pydantic.ValidationError, match="classes 0 and 1 are both named 'a'"):
+        Masks(kind="masks", folder=tmp_path, class_names=["a", "a"])
+
+
+def test_a_folder_of_another_level_or_without_images_is_told(pair, examined, fault, tmp_path):
+    pair("masks/a")  # the folder above the right one
+    (tmp_path / "masks").rename(tmp_path / "labels")
+    said = (
+        f"{tmp_path}: images/ and masks/ are expected in this folder; make both, or correct"
+        " data.folder"
+    )
+    assert examined() == said
+    assert fault() == said
+    with pytest.raises(LocalError, match="are expected in this folder"):
+        Masks(kind="masks", folder=tmp_path).check_present()
+    with pytest.raises(LocalError, match="no such folder"):
+        Masks(kind="masks", folder=tmp_path / "none").check_present()
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "images" / "masks" / "a.png").unlink()
+    empty = (
+        f"{tmp_path}: images/ and masks/ are empty; put each image in images/, and its mask of the"
+        " same name in masks/"
+    )
+    assert examined() == empty
+    assert fault() == empty
 
 
 def test_what_lacks_is_named(pair, read, fault, tmp_path):
