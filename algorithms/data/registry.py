@@ -13,7 +13,7 @@ from ...files.tagged import of_kind
 from .options import DataTable
 from .sources.formats.csv_file import Csv
 from .sources.formats.images import Images
-from .sources.formats.listed import Listed
+from .sources.formats.listed import ListedImages
 from .sources.formats.masks import Masks
 from .sources.formats.npz import Npz
 from .sources.formats.parquet import Parquet
@@ -33,7 +33,7 @@ Source: TypeAlias = Annotated[
     Npz
     | Images
     | Masks
-    | Listed
+    | ListedImages
     | Csv
     | Parquet
     | Torchvision

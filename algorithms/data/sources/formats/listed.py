@@ -22,7 +22,7 @@ from .image_files import ImageFolder, listing, read_images, size_of
 from .labelled import Truths, fault
 
 
-class Listed(CsvRows, ImageFolder):
+class ListedImages(CsvRows, ImageFolder):
     """``kind = "listed"``."""
 
     kind: Literal["listed"]

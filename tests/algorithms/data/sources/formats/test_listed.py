@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from support.scans import series_affine, write_nifti, write_series
 
-from staddle.algorithms.data.sources.formats.listed import Listed
+from staddle.algorithms.data.sources.formats.listed import ListedImages
 from staddle.errors import LocalError
 
 GREY = (1, 4, 5)
@@ -25,7 +25,7 @@ def table(tmp_path):
     def call(lines, **fields):
         (tmp_path / "list.csv").write_text("\n".join(lines))
         how = {"file": tmp_path / "list.csv", "folder": tmp_path / "images", "image": "file"}
-        return Listed(kind="listed", **{**how, "delimiter": ";", **fields})
+        return ListedImages(kind="listed", **{**how, "delimiter": ";", **fields})
 
     return call
 
