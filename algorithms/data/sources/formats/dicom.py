@@ -6,7 +6,8 @@ not read.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +21,7 @@ from .....files.file_bounds import check_fits, check_regular
 from .scans import IMAGING, Scan, check_finite, turned
 
 # pydicom and its decoders raise these for a damaged file, and for one that they cannot decode.
-FAULTS = (
+FAULTS: tuple[type[Exception], ...] = (
     OSError,
     EOFError,
     ValueError,
@@ -36,32 +37,67 @@ BYTES = 16  # of a value while it is read: stored, rescaled in float64, and floa
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's frame grows towards left and posterior
 UNEVEN = 0.02  # share of their distance by which slices may be off
 SAME_TURN = 1e-3  # by which directions of one series differ at most
-PLACED = ("SeriesInstanceUID", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
 ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "PixelSpacing")
-HEADER = (
-    *PLACED,
-    "Rows",
-    "Columns",
-    "SamplesPerPixel",
-    "NumberOfFrames",
-    "SliceThickness",
-    "ImagerPixelSpacing",
-)
+PLACED = (*ALIKE, "ImageOrientationPatient", "ImagePositionPatient")
+OTHERS = ("SamplesPerPixel", "NumberOfFrames", "SliceThickness", "ImagerPixelSpacing")
+HEADER = [*PLACED, *OTHERS]
 
 
-def read_slice(path: Path) -> Scan:
-    """A file's slice, as it is stored; LocalError, which names it, where it is none."""
-    header = _header(path)
-    values = _values(path, header)[:, None]
-    # Of an X-ray, on the detector.
-    sides = header.get("PixelSpacing", header.get("ImagerPixelSpacing"))
-    spacing = None if sides is None else (1.0, *map(float, sides))
-    return check_finite(path, Scan(values, spacing))
+def read_slice(path: Path, values: bool = True) -> Scan:
+    """A file's slice, as it is stored; LocalError, which names it, where it is none.
+
+    Without ``values`` the header alone is read, and all are 0.
+    """
+    with _reading(path):
+        header = _header(path)
+        whole = (_values if values else _zeros)(path, header)[:, None]
+        # Of an X-ray, on the detector.
+        sides = header.get("PixelSpacing", header.get("ImagerPixelSpacing"))
+        spacing = None if sides is None else (1.0, *map(float, sides))
+        return check_finite(path, Scan(whole, spacing))
 
 
-def read_series(folder: Path, files: Sequence[Path]) -> Scan:
-    """The volume of a folder's files; LocalError where they are not the slices of one series."""
+def read_series(folder: Path, files: Sequence[Path], values: bool = True) -> Scan:
+    """The volume of a folder's files; LocalError where they are not the slices of one series.
+
+    Without ``values`` headers alone are read, and all are 0.
+    """
     headers = list(map(_header, files))
+    _check_alike(folder, files, headers)
+    with _reading(folder):
+        return _volume(folder, files, headers, _values if values else _zeros)
+
+
+def _volume(
+    folder: Path,
+    files: Sequence[Path],
+    headers: Sequence[Any],
+    values: Callable[[Path, Any], NDArray[np.float32]],
+) -> Scan:
+    turns, places = (
+        np.array(list(map(attrgetter(name), headers)), np.float64)
+        for name in ("ImageOrientationPatient", "ImagePositionPatient")
+    )
+    if np.ptp(turns, axis=0).max() > SAME_TURN:
+        raise LocalError(f"{folder}: its slices are not parallel; one folder a series")
+    # Slices stand in the order of their places: a file's name says nothing.
+    order = np.argsort(places @ np.cross(turns[0, :3], turns[0, 3:]))
+    affine, first = np.eye(4), headers[0]
+    rows, columns = map(float, first.PixelSpacing)
+    affine[:3, 0], affine[:3, 1] = turns[0, :3] * columns, turns[0, 3:] * rows
+    affine[:3, 2] = _step(folder, places[order], first, turns[0])
+    affine[:3, 3] = places[order[0]]
+
+    size = BYTES * len(files) * int(first.Rows) * int(first.Columns)
+    check_fits(folder, size, f"a series of {len(files):,} slices")
+    slices = list(map(values, files, headers))
+    # [z, channels, y, x] → [x, y, z, channels]
+    whole = np.stack(slices)[order].transpose(3, 2, 0, 1)
+    return check_finite(folder, turned(whole, LPS_TO_RAS @ affine))
+
+
+def _check_alike(folder: Path, files: Sequence[Path], headers: Sequence[Any]) -> None:
+    """LocalError unless these headers are of slices of one series."""
     for (path, header), name in product(zip(files, headers, strict=True), PLACED):
         if header.get(name) is None:
             raise LocalError(
@@ -71,30 +107,6 @@ def read_series(folder: Path, files: Sequence[Path]) -> Scan:
     for name in ALIKE:
         if len(found := set(map(str, map(attrgetter(name), headers)))) > 1:
             raise LocalError(f"{folder}: its files have {len(found)} {name}; one folder a series")
-    turns, places = (
-        np.array(list(map(attrgetter(name), headers)), np.float64)
-        for name in ("ImageOrientationPatient", "ImagePositionPatient")
-    )
-    if np.ptp(turns, axis=0).max() > SAME_TURN:
-        raise LocalError(f"{folder}: its slices are not parallel; one folder a series")
-    order = np.argsort(places @ np.cross(turns[0, :3], turns[0, 3:]))
-    step = _step(folder, places[order], headers[0], turns[0])
-
-    first, count = headers[0], len(files)
-    size = BYTES * count * int(first.Rows) * int(first.Columns)
-    check_fits(folder, size, f"a series of {count:,} slices")
-    slices = list(map(_values, files, headers))
-    values = np.stack(slices)[order].transpose(
-        3, 2, 0, 1
-    )  # [z, channels, y, x] → [x, y, z, channels]
-    affine = np.eye(4)
-    rows, columns = map(float, first.PixelSpacing)
-    affine[:3, 0], affine[:3, 1] = turns[0, :3] * columns, turns[0, 3:] * rows
-    affine[:3, 2], affine[:3, 3] = step, places[order[0]]
-    try:
-        return check_finite(folder, turned(values, LPS_TO_RAS @ affine))
-    except ValueError as error:
-        raise LocalError(f"{folder}: {error}; replace the series") from error
 
 
 def _step(
@@ -125,11 +137,20 @@ def _opened(path: Path, **how: Any) -> Any:
         from pydicom.errors import InvalidDicomError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise LocalError(f"{path}: DICOM files are read by pydicom; {IMAGING}") from error
-    try:
+    with _reading(path, InvalidDicomError):
         check_regular(path)
         return pydicom.dcmread(path, **how)
-    except (*FAULTS, InvalidDicomError) as error:
-        raise _fault(path, error) from error
+
+
+@contextmanager
+def _reading(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """LocalError, which names the path, in place of what pydicom raises for a damaged file."""
+    try:
+        yield
+    except (*FAULTS, *others) as error:
+        # Its further lines are on plugins.
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise LocalError(f"{path}: cannot read it as DICOM: {why}; replace it") from error
 
 
 def _values(path: Path, header: Any) -> NDArray[np.float32]:
@@ -139,13 +160,12 @@ def _values(path: Path, header: Any) -> NDArray[np.float32]:
     from pydicom import pixels  # noqa: PLC0415
 
     of: Any = pixels  # whose types leave these two out
-    try:
-        channels = int(header.get("SamplesPerPixel", 1))
-        size = BYTES * int(header.Rows) * int(header.Columns) * channels
-        check_fits(path, size, f"an image of {header.Rows} x {header.Columns}")
+    channels = int(header.get("SamplesPerPixel", 1))
+    size = BYTES * int(header.Rows) * int(header.Columns) * channels
+    check_fits(path, size, f"an image of {header.Rows} x {header.Columns}")
+    with _reading(path):
         whole = _opened(path)
-        stored = of.pixel_array(whole)
-        kind = whole.PhotometricInterpretation
+        stored, kind = of.pixel_array(whole), whole.PhotometricInterpretation
         if channels > 1:
             return np.asarray(np.moveaxis(stored, -1, 0), np.float32)
         if not kind.startswith("MONOCHROME"):
@@ -154,18 +174,15 @@ def _values(path: Path, header: Any) -> NDArray[np.float32]:
         if kind == "MONOCHROME1":
             ends = np.array(_range(whole), stored.dtype)
             values = of.apply_modality_lut(ends, whole).sum() - values
-    except FAULTS as error:
-        raise _fault(path, error) from error
-    return np.asarray(values, np.float32)[None]
+        return np.asarray(values, np.float32)[None]
+
+
+def _zeros(_: Path, header: Any) -> NDArray[np.float32]:
+    sides = int(header.get("SamplesPerPixel", 1)), int(header.Rows), int(header.Columns)
+    return np.zeros(sides, np.float32)
 
 
 def _range(whole: Any) -> tuple[int, int]:
     """The least and largest number that a file can store."""
     half = 1 << (int(whole.BitsStored) - 1)
     return (-half, half - 1) if whole.PixelRepresentation else (0, 2 * half - 1)
-
-
-def _fault(path: Path, error: Exception) -> LocalError:
-    # Its further lines are on plugins.
-    why = str(error).partition("\n")[0]
-    return LocalError(f"{path}: cannot read it as DICOM: {why or type(error).__name__}; replace it")

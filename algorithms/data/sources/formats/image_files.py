@@ -132,11 +132,15 @@ def is_series(path: Path) -> bool:
     return path.suffix.lower() in DICOM or path.is_dir()
 
 
-def read_scan(path: Path) -> Scan:
-    """A scan of a file, or of a folder of slices; LocalError where it cannot be read."""
+def read_scan(path: Path, values: bool = True) -> Scan:
+    """A scan of a file, or of a folder of slices; LocalError where it cannot be read.
+
+    Without ``values`` headers alone are read, and all values are 0.
+    """
     if path.is_dir():
-        return dicom.read_series(path, _files_of(path))
-    return nifti.read(path) if NIFTI.search(path.name) else dicom.read_slice(path)
+        return dicom.read_series(path, _files_of(path), values)
+    reads = nifti.read if NIFTI.search(path.name) else dicom.read_slice
+    return reads(path, values)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ folder a class, and an image's source is its domain::
 import itertools
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +38,7 @@ from .image_files import (
     relative_ids,
     size_of,
 )
+from .labelled import check_distinct
 
 
 class Images(ImageFolder):
@@ -61,10 +63,8 @@ class Images(ImageFolder):
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
         # A folder named twice would give each of its images twice, under two labels or domains.
-        for key in ("classes", "domains"):
-            folders = getattr(self, key) or ()
-            if len(set(folders)) < len(folders):
-                raise ValueError(f"{key}: a folder is listed twice; name each once")
+        check_distinct("classes", self.classes or ())
+        check_distinct("domains", self.domains or ())
         if self.subset and self.classes is None:
             raise ValueError(
                 "subset leaves out what is not in classes; name the classes, or leave subset out"
@@ -145,19 +145,17 @@ class _Found:
 
 
 def _class_folders(table: Images, root: Path) -> list[str]:
-    names = []
-    for path in sorted(root.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if not path.is_dir():
-            raise LocalError(
-                f"{path}: lies next to the classes' folders; move it into one of them, or away"
-            )
-        declared = table.classes or (path.name,)
-        if path.name not in declared and not table.subset:
-            # Otherwise a misspelt class would silently lose its images.
-            raise LocalError(
-                f"{path}: is not in data.classes ({', '.join(declared)}); add it, or move it away"
-            )
-        names.append(path.name)
+    paths = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    if file := next(filterfalse(Path.is_dir, paths), None):
+        raise LocalError(
+            f"{file}: lies next to the classes' folders; move it into one of them, or away"
+        )
+    names = [path.name for path in paths]
+    declared = table.classes or names
+    # Otherwise a misspelt class would silently lose its images.
+    if not table.subset and (unknown := next(filterfalse(declared.__contains__, names), None)):
+        raise LocalError(
+            f"{root / unknown}: is not in data.classes ({', '.join(declared)}); add it, or move it"
+            " away"
+        )
     return names

@@ -44,6 +44,7 @@ from .image_files import (
     size_of,
     stem,
 )
+from .labelled import check_distinct
 from .pictures import decoded
 from .scans import Scan
 
@@ -73,8 +74,7 @@ class Masks(ImageFolder):
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Masks":
-        if len(set(self.values or ())) < len(self.values or ()):
-            raise ValueError("values: one is listed twice; give each class its own")
+        check_distinct("values", list(map(str, self.values or ())))
         names = self.class_names or ()
         if names and (fault := names_fault(names, len(self.values or names), *LISTS)):
             raise ValueError(fault)
@@ -175,7 +175,7 @@ class Masks(ImageFolder):
         """Class numbers [1, z, height, width] of a mask, in the size of its image."""
         if not is_scan(of):
             return self._of_picture(path, of)
-        image = read_scan(of)
+        image = read_scan(of, values=False)
         mask, fix = (read_scan(path), CORRECT) if is_scan(path) else _drawn(path)
         if (image.place is None) != (mask.place is None) or len(mask.values) > 1:
             raise LocalError(

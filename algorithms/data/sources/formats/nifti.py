@@ -21,8 +21,11 @@ BYTES = 12  # of a value while it is read: as it is stored, float32, and float32
 REAL = "iuf"  # numpy's kinds of numbers that are values
 
 
-def read(path: Path) -> Scan:
-    """The scan in a file ``.nii`` or ``.nii.gz``; LocalError, which names it, where it is none."""
+def read(path: Path, values: bool = True) -> Scan:
+    """The scan in a file ``.nii`` or ``.nii.gz``; LocalError, which names it, where it is none.
+
+    Without ``values`` the header alone is read, and all are 0.
+    """
     try:
         import nibabel  # noqa: PLC0415 - installed for those who have scans
         from nibabel.filebasedimages import ImageFileError  # noqa: PLC0415
@@ -39,7 +42,8 @@ def read(path: Path) -> Scan:
             )
         # The header alone is read yet, and a small file can claim any size.
         check_fits(path, BYTES * prod(shape), f"a scan of {' x '.join(map(str, shape))}")
-        values = np.asarray(image.dataobj, np.float32).reshape(*shape[:3], -1)
-        return check_finite(path, turned(values, image.affine))
+        found = image.dataobj if values else np.broadcast_to(np.float32(0), shape)
+        whole = np.asarray(found, np.float32).reshape(*shape[:3], *shape[3:] or (1,))
+        return check_finite(path, turned(whole, image.affine))
     except (*FAULTS, ImageFileError, HeaderDataError) as error:
         raise LocalError(f"{path}: cannot read it as NIfTI: {error}; replace it") from error

@@ -89,7 +89,7 @@ class Fit:
         scaled: Callable[[Tensor, Sequence[int]], Tensor],
     ) -> Tensor:
         """The values in the record's spacing, or its size if they are resized."""
-        values, wanted = torch.from_numpy(scan.values), _sides(shape)
+        values, wanted = torch.from_numpy(np.ascontiguousarray(scan.values)), _sides(shape)
         found = values.shape[1:]
         if self.resize:
             size = wanted
@@ -168,7 +168,7 @@ def turned(values: NDArray[Any], place: NDArray[np.float64]) -> Scan:
     affine = place @ of.inv_ornt_aff(turn, values.shape[:3])
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     whole = of.apply_orientation(values, turn).transpose(3, 2, 1, 0)
-    return Scan(np.ascontiguousarray(whole, np.float32), tuple(spacing[::-1].tolist()), affine)
+    return Scan(whole.astype(np.float32, copy=False), tuple(spacing[::-1].tolist()), affine)
 
 
 def check_finite(path: Path, scan: Scan) -> Scan:

@@ -226,7 +226,7 @@ def test_other_channels_and_folders_that_are_none(tmp_path, read, fault):
     assert len(read(classes=["a", "b"])) == 0
     with refused("none: cannot read it: No such file"):
         Images(kind="images", folder=tmp_path / "none").read_at(GREY)
-    with pytest.raises(pydantic.ValidationError, match="a folder is listed twice"):
+    with pytest.raises(pydantic.ValidationError, match="classes: 'a' is listed twice"):
         Images(kind="images", folder=tmp_path, classes=["a", "a"])
 
 
@@ -256,7 +256,7 @@ def test_a_subset_of_the_classes(tmp_path, read):
     ("fields", "said"),
     [
         ({"subset": True}, "name the classes"),
-        ({"domains": ["a", "a"]}, "domains: a folder is listed twice"),
+        ({"domains": ["a", "a"]}, "domains: 'a' is listed twice"),
     ],
 )
 def test_domains_and_subsets_that_contradict_themselves(tmp_path, fields, said):

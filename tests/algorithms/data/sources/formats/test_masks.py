@@ -89,7 +89,7 @@ def test_values_become_classes_in_their_order(pair, read, fault, tmp_path):
         f"{tmp_path}/masks/a.png: has the value 255, which is not in data.values (0, 1); add it, or"
         " correct the mask"
     )
-    with pytest.raises(pydantic.ValidationError, match="values: one is listed twice"):
+    with pytest.raises(pydantic.ValidationError, match="values: '0' is listed twice"):
         read(values=[0, 0])
     with pytest.raises(pydantic.ValidationError, match="less than or equal to 255"):
         read(values=[0, 256])

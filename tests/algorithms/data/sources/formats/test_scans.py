@@ -338,3 +338,15 @@ def test_a_header_that_claims_too_much_is_refused_before_a_value_is_read(tmp_pat
     monkeypatch.setattr(nifti, "turned", lambda *_: pytest.fail("read"))
     with refused("a.nii, holds 368 bytes: a scan of 32767 x 32767 x 32767 would take"):
         read_scan(path)
+
+
+def test_a_header_is_enough_for_size_and_place(tmp_path):
+    write_series(tmp_path / "1", numbers())
+    write_nifti(tmp_path / "2.nii", numbers(SIDES[::-1]), series_affine())
+    write_slice(tmp_path / "3.dcm", numbers((4, 5)), PixelSpacing=[0.5, 0.75])
+    for name in ("1", "2.nii", "3.dcm"):
+        whole, header = (read_scan(tmp_path / name, values) for values in (True, False))
+        assert header.values.shape == whole.values.shape
+        assert not header.values.any()
+        assert header.spacing == whole.spacing
+        assert np.array_equal(header.place, whole.place)
