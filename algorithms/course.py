@@ -19,6 +19,10 @@ Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]
 
 
+# (x [B, …], y [B, …]) → the records as they are trained on this time
+Augment: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 # (parts, x [B, …], y [B]) → sums or rows
 Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]
 
@@ -133,7 +137,7 @@ class Stage:
     number; that of batch norm need not be said. A private job has no such stage.
 
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
-    all.
+    all. So is ``augment``, which changes each batch's records at random.
     """
 
     trains: tuple[str, ...]
@@ -147,6 +151,7 @@ class Stage:
     noiseless: bool = False
     coupled: bool = False
     rows: int | None = None
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)

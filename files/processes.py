@@ -1,20 +1,44 @@
 """How processes begin that work for this one, and end with it."""
 
-import multiprocessing
 import os
 import signal
 import threading
+from ctypes import c_bool
 from multiprocessing import forkserver, parent_process, resource_tracker
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext, ForkServerContext
+
+
+class Flag:
+    """What two processes use of an event, without its lock.
+
+    A process that is killed while it asks an event keeps the lock, and all others wait for ever.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._set = context.RawValue(c_bool, False)
+
+    def set(self) -> None:
+        """For all processes that have it."""
+        self._set.value = True
+
+    def is_set(self) -> bool:
+        """Whether anybody has set it."""
+        return bool(self._set.value)
+
+
+class _Threadless(ForkServerContext):
+    def Event(self) -> Flag:  # type: ignore[override]  # noqa: N802 - as multiprocessing calls it
+        return Flag(self)
 
 
 def threadless(module: str) -> ForkServerContext:
     """Makes processes by a server without threads, which has loaded ``module`` once.
 
-    A fork of this process would hold the locks of its threads for ever. None of these processes
-    sees Ctrl-C, which a terminal sends to all at once: this one sees it, and ends the others.
+    A fork of this process would hold the locks of its threads for ever. Events are ``Flag``s. None
+    of these processes sees Ctrl-C, which a terminal sends to all at once: this one sees it, and
+    ends the others.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = _Threadless()
     context.set_forkserver_preload([module])
     # multiprocessing begins this tracker with the first process, and lets interrupts through again.
     resource_tracker.ensure_running()

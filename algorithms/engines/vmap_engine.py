@@ -20,7 +20,7 @@ from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..exchange.parts import nbytes_of
 from ..job.job import Job
-from ..models.build import draws_randomly, input_shape, maps
+from ..models.build import input_shape, maps
 from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
 from ..tasks.counting import Tally
@@ -95,11 +95,11 @@ class Stacked:
                 " itself; simulate it with silos one by one"
             )
         # Under ``vmap`` layers would draw other numbers than where silos train one by one.
-        if draws_randomly(job.model) or not maps(job.model):
+        if job.draws or not maps(job.model):
             raise LocalError(
-                f"job {job.name!r}: layers of model {job.model.name!r} draw random numbers, as"
-                " dropout does, or torch.vmap cannot run them, such as recurrent ones; simulate it"
-                " with silos one by one"
+                f"job {job.name!r} augments records, or layers of model {job.model.name!r} draw"
+                " random numbers, as dropout does, or torch.vmap cannot run them, such as recurrent"
+                " ones; simulate it with silos one by one"
             )
         if at_once is not None and at_once < 1:
             raise LocalError(

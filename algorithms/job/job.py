@@ -49,6 +49,7 @@ from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml,
 from ...files.packages import Package, others_code
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course
+from ..data.augmentation import Augmenter
 from ..data.features import Feature, width
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Kind, Mix, Part
@@ -58,6 +59,7 @@ from ..models.build import (
     build,
     couples_records,
     dense,
+    draws_randomly,
     has_batch_norm,
     input_shape,
     maps,
@@ -195,6 +197,9 @@ class JobFile(JobSettings):
                 "training.physical_batch would change what batch norm does, or another layer that"
                 ' couples records; take it out, or choose norm = "group"'
             )
+        for number, kind in enumerate(self.training.augment):
+            if fault := kind.fault(input_shape(self.model)):
+                raise ValueError(f"training.augment.{number}: {kind.kind} {fault}")
         if self.privacy is not None:
             self._check_private_model()
             self._check_private_task(self.privacy)
@@ -925,10 +930,22 @@ class Job:
         """A silo's course of a round at the learning rates that the schedule has for it.
 
         Surveys and changes have no rate, and stay. Batches are taken in pieces of at most
-        ``training.physical_batch`` records.
+        ``training.physical_batch`` records, and augmented.
         """
         factor = self.training.factor(self.rounds_before(round_), self.rounds)
-        return paced(course, factor, self.training.physical_batch)
+        return paced(course, factor, self.training.physical_batch, self._augmenter())
+
+    def _augmenter(self) -> Augmenter | None:
+        kinds = self.training.augment
+        if not kinds:
+            return None
+        private = self.privacy is not None
+        return Augmenter(kinds, input_shape(self.model), self.task.dense, forgiving=private)
+
+    @property
+    def draws(self) -> bool:
+        """True if training takes random numbers: of layers, or to augment."""
+        return bool(self.training.augment) or draws_randomly(self.model)
 
     def summed_sets(self) -> Batches:
         """The sets of silos over which a blind job sums: batches, or else the rounds' cohorts."""

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from ...files.documents import Real, Strict
-from ..course import Course, CourseStep, Stage
+from ..course import Augment, Course, CourseStep, Stage
 
 Factor: TypeAlias = Annotated[Real, Field(gt=0, le=1)]
 Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
@@ -81,14 +81,18 @@ class Cosine(Strict):
 Schedule: TypeAlias = Annotated[Exponential | StepSchedule | Cosine, Field(discriminator="kind")]
 
 
-def paced(course: Course, factor: float, rows: int | None = None) -> Course:
-    """The course with all learning rates multiplied by a factor, and ``rows`` for its stages."""
-    return tuple(_paced(step, factor, rows) for step in course)
+def paced(
+    course: Course, factor: float, rows: int | None = None, augment: Augment | None = None
+) -> Course:
+    """The course with all learning rates multiplied by a factor, and the rest for its stages."""
+    return tuple(_paced(step, factor, rows, augment) for step in course)
 
 
-def _paced(step: CourseStep, factor: float, rows: int | None) -> CourseStep:
+def _paced(
+    step: CourseStep, factor: float, rows: int | None, augment: Augment | None
+) -> CourseStep:
     if not isinstance(step, Stage):
         return step
     # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
-    return replace(step, optimiser=slower, rows=rows)
+    return replace(step, optimiser=slower, rows=rows, augment=augment)

@@ -1,11 +1,12 @@
 """The ``[training]`` table of a job file."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...files.documents import Real, Strict
 from ..course import Optimiser
+from ..data.augmentation import Augmentations
 from .lr_schedule import Schedule
 
 Whole = Annotated[int, Field(strict=True)]
@@ -45,6 +46,8 @@ class TrainingTable(Strict):
     """Norm to which a step's gradient is scaled down, over all parameters that it moves."""
     warmup: Annotated[Whole, Field(ge=0, le=100_000)] = 0
     """Rounds in which the rate rises to lr, in equal steps."""
+    augment: Augmentations = ()
+    """Random changes of the records, in this order (data/augmentation.py)."""
     schedule: Schedule | None = None
     """The course of lr from round to round after the warm-up; default: constant."""
 
@@ -58,6 +61,14 @@ class TrainingTable(Strict):
                     f"{key} does nothing with optimiser = {self.optimiser!r}; take it out"
                 )
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``augment`` where records stay as they are."""
+        written: dict[str, Any] = serialise(self)
+        if not self.augment:
+            written.pop("augment", None)
+        return written
 
     @property
     def rule(self) -> Optimiser:

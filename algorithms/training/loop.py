@@ -281,7 +281,7 @@ def train(
         # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
-    drawn = _layers_draws(modules, draws, way)
+    drawn, augment = _draws(modules, stage, draws, way), stage.augment or _as_it_is
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
@@ -290,7 +290,7 @@ def train(
         batches = way.batches(stage, len(data), batch_size, rng, wrap)
         for x, y in stoppable(batches_of(data, batches, device), cancelled):
             with drawn():
-                step_losses.append(step(x, y))
+                step_losses.append(step(*augment(x, y)))
             progress()
 
         # Reading a loss waits for the GPU, so all losses of an epoch are read at once.
@@ -311,14 +311,18 @@ def stoppable(pieces: Iterable[T], cancelled: Callable[[], bool]) -> Iterator[T]
         yield piece
 
 
-def _layers_draws(
-    modules: Modules, draws: np.random.Generator | None, way: Stepper
+def _as_it_is(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y
+
+
+def _draws(
+    modules: Modules, stage: Stage, draws: np.random.Generator | None, way: Stepper
 ) -> Callable[[], AbstractContextManager[None]]:
-    """The context of each step, in which layers that take random numbers draw by ``draws``."""
-    if not draws_randomly(modules):
+    """The context of each step, in which layers and augmentation take random numbers."""
+    if stage.augment is None and not draws_randomly(modules):
         return nullcontext
     if draws is None:
-        raise LocalError("layers that draw need a stream to draw by; this is a bug in Staddle")
+        raise LocalError("what draws needs a stream to draw by; this is a bug in Staddle")
     return partial(drawing, way.draws(draws))
 
 

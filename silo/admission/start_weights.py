@@ -97,8 +97,7 @@ def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
     new, least = StepSums.of(job.document()), policy.file.secure_aggregation.least_steps
     # Whether its own folder is another job's is for another check to say (job_folder.py).
     accepted = sorted({*jobs.glob("*/job.json")} - {jobs / job.name / "job.json"})
-    documents = [parse_json(read_bytes(path), str(path))["document"] for path in accepted]
-    exact = [StepSums.of(each) for each in documents if each.get("privacy") is None]
+    exact = map(StepSums.of, filter(_is_exact, map(_document, accepted)))
     others = [each for each in exact if each.job != new.job and (new.from_file or each.from_file)]
 
     # Sums over any of the silos show the step of whichever is missing.
@@ -112,6 +111,16 @@ def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
         if 0 < len(alone) < least:
             return _objection_text(new, [each.job], sorted(alone), least)
     return _next_to_sums(new, [other for other in others if other.blind], least)
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """A job's document, in a file that this silo wrote."""
+    found: Mapping[str, Any] = parse_json(read_bytes(path), str(path))["document"]
+    return found
+
+
+def _is_exact(document: Mapping[str, Any]) -> bool:
+    return document.get("privacy") is None
 
 
 def _next_to_sums(new: StepSums, earlier: Sequence[StepSums], least: int) -> str:

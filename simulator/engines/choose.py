@@ -144,9 +144,9 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
 
     def engine(job: Job) -> Engine:
         # Layers would draw other numbers if silos were stacked, and the same in each replayed step.
-        draws = draws_randomly(job.model)
-        if draws or not maps(job.model) or not gpu.stacked or lazy:
-            way = way_on(cuda, precision, graphs=gpu.graphs and not draws)
+        if job.draws or not maps(job.model) or not gpu.stacked or lazy:
+            graphs = gpu.graphs and not draws_randomly(job.model)
+            way = way_on(cuda, precision, graphs=graphs)
             return Serial(job, records, device=cuda, way=way)
         recorder: Graphs | AsItIs = AsItIs()
         # Replaying a recorded step costs less than launching its many small kernels.

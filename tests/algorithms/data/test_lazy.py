@@ -26,6 +26,7 @@ from staddle.algorithms.data.dataset import (
 from staddle.algorithms.data.lazy import LazyRecords
 from staddle.algorithms.data.sources.installed import Installed
 from staddle.algorithms.numerics.devices import CPU
+from staddle.files.processes import Flag
 
 
 @pytest.fixture(params=[0, 2])
@@ -132,7 +133,10 @@ def test_a_worker_that_is_killed_is_told_and_the_next_pass_has_others():
         data.read()
     records = numbered(workers=1)
     next(records.batches([np.arange(4)] * 9))
-    (worker,) = records._loading._loader._iterator._workers
+    reading = records._loading._loader._iterator
+    (worker,) = reading._workers
+    # Of an event it could hold the lock, for ever once it is killed.
+    assert isinstance(reading._workers_done_event, Flag)
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     with refused("the set: records cannot be read: "):

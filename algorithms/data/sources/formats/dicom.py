@@ -74,10 +74,8 @@ def _volume(
     headers: Sequence[Any],
     values: Callable[[Path, Any], NDArray[np.float32]],
 ) -> Scan:
-    turns, places = (
-        np.array(list(map(attrgetter(name), headers)), np.float64)
-        for name in ("ImageOrientationPatient", "ImagePositionPatient")
-    )
+    turns = np.array(list(map(attrgetter("ImageOrientationPatient"), headers)), np.float64)
+    places = np.array(list(map(attrgetter("ImagePositionPatient"), headers)), np.float64)
     if np.ptp(turns, axis=0).max() > SAME_TURN:
         raise LocalError(f"{folder}: its slices are not parallel; one folder a series")
     # Slices stand in the order of their places: a file's name says nothing.

@@ -6,6 +6,7 @@ that the model takes.
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ class ImageFolder(ImageFiles, OneByOne):
 
     def groups_of(self, ids: Sequence[str]) -> tuple[str, ...] | None:
         """The folder of each image by its id, where those of one folder stay together."""
-        return tuple(Path(own).parent.as_posix() for own in ids) if self.grouped else None
+        return tuple(map(os.path.dirname, ids)) if self.grouped else None
 
     def identity(self, folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
         """What tells two folders of images apart without decoding them: names, sizes, constants."""

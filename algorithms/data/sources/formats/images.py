@@ -75,7 +75,7 @@ class Images(ImageFolder):
         """The folders of the classes, or those of the declared domains."""
         if self.domains is None:
             return None if self.folder.exists() else f"{self.folder}/CLASS/*.png"
-        if all(root.is_dir() for root in self._roots()):
+        if all(map(Path.is_dir, self._roots())):
             return None
         return f"{self.folder}/{{{','.join(self.domains)}}}/CLASS/*.png"
 
@@ -92,7 +92,7 @@ class Images(ImageFolder):
 
     def _roots(self) -> list[Path]:
         """The folders that hold the classes' folders: one per domain, or the folder itself."""
-        return [self.folder / domain for domain in self.domains or ("",)]
+        return list(map(self.folder.joinpath, self.domains or ("",)))
 
     def read_at(self, shape: Shape) -> Dataset:
         """Images in the order of domains, classes and names.

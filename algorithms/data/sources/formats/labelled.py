@@ -137,9 +137,8 @@ class Labelled(DataTable):
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
             truths = np.array(y, dtype=np.float64).astype(dtype).reshape(shape)
-        columns: dict[str | None, tuple[str, ...]] = {}
-        for name, column in texts.items():
-            columns[name] = tuple(column)
+        known = zip(texts, map(tuple, texts.values()), strict=True)
+        columns: dict[str | None, tuple[str, ...]] = dict(known)
         return Truths(torch.from_numpy(truths), columns.get(self.id), columns.get(self.source))
 
     def _cells(self) -> Iterator[tuple[int, dict[str, str]]]:

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import filterfalse
 from math import inf, isfinite
 from typing import Self
 
@@ -88,11 +89,10 @@ class Table(Labelled):
         return self.missing_marks.get(name, UNMARKED)
 
     def _check_features(self, key: str, columns: Iterable[str]) -> None:
-        for name in columns:
-            if name not in self.features:
-                raise ValueError(
-                    f"{key}: {name!r} is not in features; known: {', '.join(self.features)}"
-                )
+        for name in filterfalse(self.features.__contains__, columns):
+            raise ValueError(
+                f"{key}: {name!r} is not in features; known: {', '.join(self.features)}"
+            )
 
     def _check_categories(self, name: str, values: Sequence[str]) -> None:
         fault = twice(values)

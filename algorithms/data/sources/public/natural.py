@@ -22,6 +22,7 @@ from pydantic import Field
 from .....errors import LocalError
 from ...dataset import Dataset
 from ...options import DataTable, Names
+from ..formats.labelled import check_distinct
 from .har import SUBJECTS, read_har
 from .heart_disease import HOSPITALS, read_heart
 from .tcga_brca import REGIONS, YEARS, read_brca
@@ -50,8 +51,7 @@ class Natural(DataTable):
             raise ValueError(
                 f"sources: {source!r} is not one of {self.name}; known: {', '.join(known)}"
             )
-        if len(set(wanted)) < len(wanted):
-            raise ValueError("sources: one is listed twice; name each once")
+        check_distinct("sources", wanted)
         if self.years is not None and self.name != "tcga-brca":
             raise ValueError("years belongs to tcga-brca; leave it out")
         if self.survival and (self.name != "tcga-brca" or self.years is not None):

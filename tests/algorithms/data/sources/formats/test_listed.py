@@ -47,7 +47,7 @@ def test_records_are_in_the_order_of_the_file(table, images):
         assert np.array_equal(read.x[place, 0].numpy(), images[name])
     assert read.groups is None
     grouped = table(TIMES, grouped=True, **TIMED).read_at(GREY)
-    assert grouped.groups == (".", "v1", "v1")
+    assert grouped.groups == ("", "v1", "v1")
     assert table(TIMES, id="person", **TIMED).read_at(GREY).ids == ("7", "8", "8")
     lazy = table(TIMES, lazy=True, workers=1, **TIMED).read_at(GREY)
     assert torch.equal(lazy.x.whole(), read.x)

@@ -311,7 +311,7 @@ def volumes(tmp_path):
 
 def test_a_volumes_mask_is_of_the_same_grid(tmp_path, volumes, read):
     data = read(DEEP, window=[0, 100], class_names=["none", "liver", "tumour"], grouped=True)
-    assert (data.ids, data.groups) == (("a", "b.nii"), (".", "."))
+    assert (data.ids, data.groups) == (("a", "b.nii"), ("", ""))
     for place, (values, mask) in enumerate(volumes):
         assert np.allclose(data.x[place, 0].numpy(), values / 100, atol=1e-6)
         assert np.array_equal(data.y[place].numpy(), mask)

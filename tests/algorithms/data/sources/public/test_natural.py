@@ -27,7 +27,7 @@ def read(folder, name, **fields):
             "'cleaveland' is not one of heart-disease; known: cleveland",
         ),
         ({"name": "har", "sources": ["31"]}, "'31' is not one of har"),
-        ({"name": "har", "sources": ["3", "3"]}, "sources: one is listed twice"),
+        ({"name": "har", "sources": ["3", "3"]}, "sources: '3' is listed twice"),
         ({"name": "har", "years": 3}, "years belongs to tcga-brca"),
         ({"name": "har", "survival": True}, "survival belongs to tcga-brca without years"),
         ({"name": "tcga-brca", "survival": True, "years": 3}, "survival belongs to tcga-brca with"),

@@ -1,0 +1,258 @@
+"""Random changes of records as they are trained on: torchvision's transforms.v2, by name.
+
+::
+
+    [[training.augment]]
+    kind = "RandomCrop"
+    padding = 4
+
+    [[training.augment]]
+    kind = "RandomHorizontalFlip"
+
+Each record of a batch is changed by itself, in the order of the tables, and with it the mask of a
+segmentation. Volumes are changed in their last two sides, all slices alike. Evaluation changes
+nothing. Tables have torchvision's names and arguments; sizes are those of the records.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from pydantic import AfterValidator, Field, PlainValidator, SerializeAsAny
+from torch import Tensor
+
+from ...errors import LocalError
+from ...files.documents import Real, Strict
+from ...files.tagged import of_kind
+from ..models.torchvision_import import torchvision
+
+Chance = Annotated[Real, Field(ge=0, le=1)]
+Share = Annotated[Real, Field(ge=0, le=1)]
+Factor = Annotated[Real, Field(gt=0, le=100)]
+
+
+def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise ValueError(f"{list(pair)}: give the smaller number first")
+    return pair
+
+
+Shares = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(_ordered)]
+Whole = Annotated[int, Field(strict=True, ge=1, le=4096)]
+IMAGE = 3  # sides of a record [channels, height, width]
+
+
+class Augmentation(Strict):
+    """Base of all; fields are torchvision's arguments."""
+
+    # every kind declares its own Literal; a field here would come first in errors
+    if TYPE_CHECKING:
+        kind: str
+
+    of_pixels: ClassVar[bool] = False
+    """True if torchvision takes values of 0 … 1 for it, of one or three channels."""
+    moves: ClassVar[bool] = False
+    """True if a mask changes with its image."""
+
+    @abstractmethod
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's transform for records of this height and width."""
+
+    def fault(self, shape: Sequence[int]) -> str:
+        """Why records of this shape cannot be changed so; empty if they can."""
+        if len(shape) < IMAGE or shape[-2] == 1:
+            return f"records {list(shape)} are no images; take it out"
+        if self.of_pixels and (len(shape) > IMAGE or shape[0] not in (1, 3)):
+            return f"is of images of 1 or 3 channels, and records are {list(shape)}; take it out"
+        return ""
+
+
+class RandomCrop(Augmentation):
+    """A piece of the record's size, once ``padding`` zeros are around it."""
+
+    kind: Literal["RandomCrop"]
+    moves: ClassVar[bool] = True
+    padding: Whole
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().RandomCrop(sides, padding=self.padding)
+
+
+class RandomResizedCrop(Augmentation):
+    """A piece of a random size and form, brought to the record's size."""
+
+    kind: Literal["RandomResizedCrop"]
+    moves: ClassVar[bool] = True
+    scale: Shares = (0.5, 1.0)
+    """Its area's share of the record's."""
+    ratio: Factors = (0.75, 4 / 3)
+    """Its width over its height."""
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().RandomResizedCrop(sides, scale=self.scale, ratio=self.ratio, antialias=True)
+
+
+class RandomHorizontalFlip(Augmentation):
+    """Left and right change places with chance ``p``."""
+
+    kind: Literal["RandomHorizontalFlip"]
+    moves: ClassVar[bool] = True
+    p: Chance = 0.5
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().RandomHorizontalFlip(self.p)
+
+
+class RandomVerticalFlip(Augmentation):
+    """Up and down change places with chance ``p``."""
+
+    kind: Literal["RandomVerticalFlip"]
+    moves: ClassVar[bool] = True
+    p: Chance = 0.5
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().RandomVerticalFlip(self.p)
+
+
+class RandomAffine(Augmentation):
+    """A turn, a move, another size, a shear; what comes in from outside is 0."""
+
+    kind: Literal["RandomAffine"]
+    moves: ClassVar[bool] = True
+    degrees: Annotated[Real, Field(ge=0, le=180)] = 0.0
+    """Up to so many, either way."""
+    translate: tuple[Share, Share] | None = None
+    """Shares of the width and the height, either way."""
+    scale: Factors | None = None
+    shear: Annotated[Real, Field(ge=0, lt=90)] = 0.0
+    """Degrees, either way."""
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """torchvision's, linear between values; a mask takes the nearest."""
+        v2 = _v2()
+        smooth = v2.InterpolationMode.BILINEAR
+        return v2.RandomAffine(
+            self.degrees, self.translate, self.scale, self.shear or None, interpolation=smooth
+        )
+
+
+class RandomErasing(Augmentation):
+    """A piece becomes 0 with chance ``p``; a mask stays."""
+
+    kind: Literal["RandomErasing"]
+    p: Chance = 0.5
+    scale: Shares = (0.02, 0.33)
+    ratio: Factors = (0.3, 3.3)
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().RandomErasing(self.p, self.scale, self.ratio)
+
+
+class GaussianNoise(Augmentation):
+    """Normal noise of deviation ``sigma`` on each value."""
+
+    kind: Literal["GaussianNoise"]
+    sigma: Factor = 0.1
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """torchvision's, which cuts nothing."""
+        return _v2().GaussianNoise(sigma=self.sigma, clip=False)
+
+
+class ColorJitter(Augmentation):
+    """Other brightness, contrast, saturation and hue; for values of 0 … 1."""
+
+    kind: Literal["ColorJitter"]
+    of_pixels: ClassVar[bool] = True
+    brightness: Share = 0.0
+    contrast: Share = 0.0
+    saturation: Share = 0.0
+    hue: Annotated[Real, Field(ge=0, le=0.5)] = 0.0
+
+    def transform(self, sides: tuple[int, int]) -> Any:
+        """Torchvision's."""
+        return _v2().ColorJitter(self.brightness, self.contrast, self.saturation, self.hue)
+
+
+KINDS: dict[str, type[Augmentation]] = {
+    get_args(each.model_fields["kind"].annotation)[0]: each
+    for each in (
+        RandomCrop,
+        RandomResizedCrop,
+        RandomHorizontalFlip,
+        RandomVerticalFlip,
+        RandomAffine,
+        RandomErasing,
+        GaussianNoise,
+        ColorJitter,
+    )
+}
+
+
+def _of_its_kind(value: Any) -> Augmentation:
+    return of_kind(value, KINDS)
+
+
+Augmentations: TypeAlias = Annotated[
+    tuple[Annotated[SerializeAsAny[Augmentation], PlainValidator(_of_its_kind)], ...],
+    Field(max_length=16),
+]
+
+
+def _v2() -> Any:
+    return torchvision("transforms.v2", "augmentation")
+
+
+class Augmenter:
+    """Changes the records of a batch; ``dense`` ones together with their masks.
+
+    Unless ``forgiving``, values that a kind does not take are an error; in private training no
+    record may end the work.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Augmentation], shape: Sequence[int], dense: bool, forgiving: bool
+    ) -> None:
+        height, width = shape[-2:]
+        self._check = not forgiving and any(map(attrgetter("of_pixels"), kinds))
+        self._steps = [(kind.transform((height, width)), kind.moves) for kind in kinds]
+        self._dense = dense
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Records [B, …] and what is true of them [B, …], changed; those given stay.
+
+        They are drawn from torch's generator, one record after another.
+        """
+        if not len(x):
+            return x, y
+        if self._check and bool((x.amin() < 0) | (x.amax() > 1)):
+            raise LocalError(
+                "training.augment has ColorJitter, which takes values of 0 to 1, and records have"
+                " others; leave mean and std out of the data, or ColorJitter out of the job"
+            )
+        tv_tensors: Any = torchvision("tv_tensors", "augmentation")
+        if not self._dense:
+            return _stacked(self._changed(image, None)[0] for image in map(tv_tensors.Image, x)), y
+        pairs = map(self._changed, map(tv_tensors.Image, x), map(tv_tensors.Mask, y))
+        xs, ys = map(_stacked, zip(*pairs, strict=True))
+        return xs, ys
+
+    def _changed(self, image: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
+        for transform, moves in self._steps:
+            if moves and mask is not None:
+                image, mask = transform(image, mask)
+            else:
+                image = transform(image)
+        return image, mask
+
+
+def _stacked(records: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(records)).as_subclass(Tensor)
