@@ -56,6 +56,8 @@ class Augmentation(Strict):
     """True if torchvision takes values of 0 … 1 for it, of one or three channels."""
     moves: ClassVar[bool] = False
     """True if a mask changes with its image."""
+    fewest: ClassVar[int] = IMAGE
+    """Sides that a record has at least; the rows of a table are no images of height 1."""
 
     @abstractmethod
     def transform(self, sides: tuple[int, int]) -> Any:
@@ -63,8 +65,8 @@ class Augmentation(Strict):
 
     def fault(self, shape: Sequence[int]) -> str:
         """Why records of this shape cannot be changed so; empty if they can."""
-        if len(shape) < IMAGE or shape[-2] == 1:
-            return f"records {list(shape)} are no images; take it out"
+        if len(shape) < self.fewest or 1 in shape[1 - self.fewest : -1]:
+            return f"is not of records {list(shape)}; take it out"
         if self.of_pixels and (len(shape) > IMAGE or shape[0] not in (1, 3)):
             return f"is of images of 1 or 3 channels, and records are {list(shape)}; take it out"
         return ""
@@ -157,9 +159,10 @@ class RandomErasing(Augmentation):
 
 
 class GaussianNoise(Augmentation):
-    """Normal noise of deviation ``sigma`` on each value."""
+    """Normal noise of deviation ``sigma`` on each value, of images and of tables."""
 
     kind: Literal["GaussianNoise"]
+    fewest: ClassVar[int] = 2
     sigma: Factor = 0.1
 
     def transform(self, sides: tuple[int, int]) -> Any:
@@ -240,8 +243,8 @@ class Augmenter:
             )
         tv_tensors: Any = torchvision("tv_tensors", "augmentation")
         if not self._dense:
-            return _stacked(self._changed(image, None)[0] for image in map(tv_tensors.Image, x)), y
-        pairs = map(self._changed, map(tv_tensors.Image, x), map(tv_tensors.Mask, y))
+            return _stacked(self._changed(image, None)[0] for image in x), y
+        pairs = map(self._changed, x, map(tv_tensors.Mask, y))
         xs, ys = map(_stacked, zip(*pairs, strict=True))
         return xs, ys
 

@@ -28,11 +28,12 @@ ADAMW = {
     "warmup": 1,
     "schedule": {"kind": "cosine"},
 }
+AUGMENT = [{"kind": "RandomCrop", "padding": 1}, {"kind": "RandomHorizontalFlip"}]
 DROPOUT = {"options": {"dropout": 0.25}}
 JOBS = (  # methods, and what their documents say else; three of four silos a round
     ("local", {}),
     ("fedavg", {"model": "cnn-digits"}),
-    ("fedavg", {"training": ADAMW}),
+    ("fedavg", {"training": {**ADAMW, "augment": AUGMENT}}),
     ("fedper", {}),
     ("pfedsim", {"options": {"rho": 0.4, "similarity": "per_class"}}),
     ("fedsimsup", {"options": SUPERVISED}),

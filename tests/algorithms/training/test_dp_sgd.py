@@ -471,3 +471,19 @@ def test_what_layers_draw_follows_from_the_job_except_in_private_training():
     assert not torch.equal(dropped(PLAIN, 1), dropped(PLAIN, 2))
     one, other = (dropped(private(physical_batch=64), 1) for _ in range(2))
     assert not torch.equal(one, other)
+
+
+def noised(x, y):
+    """As augmentation changes records: by torch's generator."""
+    return x + torch.rand_like(x), y
+
+
+def test_private_training_augments_by_a_secret_key_too():
+    stage = replace(BOTH, augment=noised)
+    ends = []
+    for way in (PLAIN, PLAIN, private(), private()):
+        parts = linear()
+        train(parts, stage, records(8), 8, rng(), way, draws=stream(0, "a", 0, "draw/0"))
+        ends.append(values(parts))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[2], ends[3])

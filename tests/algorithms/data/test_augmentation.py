@@ -1,0 +1,198 @@
+"""Random changes of records: torchvision's, one record after another, masks with images."""
+
+import warnings
+
+import pytest
+import torch
+from pydantic import ValidationError
+from support.refusals import refused
+
+from staddle.algorithms.data.augmentation import KINDS, Augmenter
+from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.method import initial_state
+from staddle.algorithms.models.torchvision_import import torchvision
+from staddle.algorithms.training.silo_round import local_round
+from staddle.files.documents import canonical_json, parse_json
+
+SHAPE = (3, 8, 10)
+FLIP = {"kind": "RandomHorizontalFlip"}
+ARGUMENTS = {
+    "RandomCrop": ({"padding": 2}, lambda v2: v2.RandomCrop((8, 10), padding=2)),
+    "RandomResizedCrop": (
+        {"scale": [0.3, 0.6], "ratio": [0.5, 2]},
+        lambda v2: v2.RandomResizedCrop((8, 10), scale=(0.3, 0.6), ratio=(0.5, 2)),
+    ),
+    "RandomHorizontalFlip": ({"p": 0.4}, lambda v2: v2.RandomHorizontalFlip(0.4)),
+    "RandomVerticalFlip": ({}, lambda v2: v2.RandomVerticalFlip()),
+    "RandomAffine": (
+        {"degrees": 20, "translate": [0.2, 0.1], "scale": [0.8, 1.1], "shear": 5},
+        lambda v2: v2.RandomAffine(
+            20, (0.2, 0.1), (0.8, 1.1), 5, interpolation=v2.InterpolationMode.BILINEAR
+        ),
+    ),
+    "RandomErasing": ({"p": 0.7}, lambda v2: v2.RandomErasing(0.7)),
+    "GaussianNoise": ({"sigma": 0.3}, lambda v2: v2.GaussianNoise(sigma=0.3, clip=False)),
+    "ColorJitter": (
+        {"brightness": 0.2, "contrast": 0.3, "saturation": 0.4, "hue": 0.1},
+        lambda v2: v2.ColorJitter(0.2, 0.3, 0.4, 0.1),
+    ),
+}
+
+
+def kind(name, **arguments):
+    return KINDS[name].model_validate({"kind": name, **arguments})
+
+
+def augmenter(*kinds, shape=SHAPE, dense=False, forgiving=False):
+    return Augmenter(kinds, shape, dense, forgiving)
+
+
+def records(n=6, shape=SHAPE):
+    return torch.rand((n, *shape), generator=torch.Generator().manual_seed(1))
+
+
+def test_every_kind_is_tried():
+    assert ARGUMENTS.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_each_record_is_changed_by_torchvision_on_its_own(name):
+    arguments, of_theirs = ARGUMENTS[name]
+    x, y = records(), torch.arange(6)
+    before = x.clone()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        found, truth = augmenter(kind(name, **arguments))(x, y)
+        torch.manual_seed(3)
+        theirs = of_theirs(torchvision("transforms.v2", "a test"))
+        wanted = torch.stack([theirs(record) for record in x])
+    assert torch.equal(found, wanted)
+    assert type(found) is torch.Tensor
+    assert truth is y
+    assert torch.equal(x, before)  # what was given stays
+    assert not torch.equal(found, x)
+
+
+def test_kinds_follow_one_another_record_by_record():
+    x, kinds = records(), [kind("RandomCrop", padding=3), kind("RandomVerticalFlip")]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        found, _ = augmenter(*kinds)(x, x)
+        torch.manual_seed(5)
+        single = [augmenter(*kinds)(record[None], x)[0] for record in x]
+    assert torch.equal(found, torch.cat(single))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 10), (1, 4, 8, 10)])
+@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"ColorJitter"}))
+def test_masks_move_with_their_images_and_change_no_value(name, shape):
+    masks = torch.randint(
+        0, 3, (5, *shape[1:]), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)
+    )
+    arguments = {**ARGUMENTS[name][0]} if name != "RandomAffine" else {"translate": [0.3, 0.3]}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(7)
+        x, y = augmenter(kind(name, **arguments), shape=shape, dense=True)(
+            masks[:, None] / 1, masks
+        )
+    assert (x.shape, y.shape, y.dtype) == ((5, *shape), masks.shape, torch.uint8)
+    if name in {"RandomErasing", "GaussianNoise"}:
+        assert torch.equal(y, masks)
+    # Where nothing is between two values, an image of the classes is their mask.
+    elif name != "RandomResizedCrop":
+        assert torch.equal(x[:, 0].round(), y.float())
+        assert not torch.equal(y, masks)
+    assert set(y.unique().tolist()) <= {0, 1, 2}
+
+
+def test_volumes_are_changed_alike_in_all_slices():
+    x = torch.arange(10.0).expand(4, 1, 3, 8, 10)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found, _ = augmenter(kind("RandomHorizontalFlip"), shape=(1, 3, 8, 10))(x, x)
+    turned = found[:, 0, 0, 0, 0] == 9
+    assert 0 < turned.sum() < 4
+    assert torch.equal(found, torch.where(turned[:, None, None, None, None], x.flip(-1), x))
+
+
+def test_a_batch_of_nobody_stays_one():
+    """As a private step may draw it."""
+    x, y = torch.zeros(0, *SHAPE), torch.zeros(0)
+    found = augmenter(kind("ColorJitter", hue=0.1), kind("RandomVerticalFlip"))(x, y)
+    assert (found[0] is x, found[1] is y) == (True, True)
+
+
+def test_colours_are_of_pixels():
+    jitter, bright = kind("ColorJitter", brightness=0.5), 2 * records()
+    with refused("training.augment has ColorJitter, which takes values of 0 to 1"):
+        augmenter(jitter)(bright, bright)
+    # In private training no record ends the work.
+    assert augmenter(jitter, forgiving=True)(bright, bright)[0].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"kind": "RandomCorp", "padding": 2}, "did you mean 'RandomCrop'"),
+        ({"kind": "RandomCrop"}, "padding"),
+        ({"kind": "RandomCrop", "padding": 2, "p": 0.5}, "'p' is a key of kind RandomHorizontalFl"),
+        ({"kind": "RandomErasing", "scale": [0.5, 0.1]}, "give the smaller number first"),
+        ({"kind": "RandomErasing", "p": 1.5}, "p"),
+        ({"kind": "ColorJitter", "hue": 0.6}, "hue"),
+    ],
+)
+def test_tables_that_say_nothing_are_refused(make_job, table, why):
+    with pytest.raises(ValidationError, match=why):
+        make_job(training={"augment": [table]})
+
+
+def test_what_no_record_of_the_model_can_be(make_job):
+    with pytest.raises(
+        ValidationError, match=r"training.augment.0: RandomHorizontalFlip is not of"
+    ):
+        make_job(model={"name": "mlp", "input": [1, 1, 30]}, training={"augment": [FLIP]})
+    noise = {"kind": "GaussianNoise"}
+    assert make_job(model={"name": "mlp", "input": [1, 1, 30]}, training={"augment": [noise]}).draws
+    with pytest.raises(
+        ValidationError, match=r"training.augment.0: GaussianNoise is not of records"
+    ):
+        make_job(
+            model={"name": "text-transformer", "input": [30], "norm": "group"},
+            training={"augment": [noise]},
+        )
+    deep = {"name": "volume-resnet", "input": [1, 16, 16, 16]}
+    with pytest.raises(ValidationError, match=r"training.augment.1: ColorJitter is of images of 1"):
+        make_job(model=deep, training={"augment": [FLIP, {"kind": "ColorJitter"}]})
+
+
+def test_a_job_says_it_and_is_read_back(make_job):
+    plain, job = make_job(), make_job(training={"augment": [FLIP, {"kind": "RandomErasing"}]})
+    document = job.document()
+    assert document["training"]["augment"][0] == {"kind": "RandomHorizontalFlip", "p": "0.5"}
+    assert "augment" not in plain.document()["training"]
+    back = Job.from_document(parse_json(canonical_json(document), "wire"), "wire", None)
+    assert (back, back.digest) == (job, job.digest)
+    assert (plain.draws, job.draws) == (False, True)
+    assert plain.digest != job.digest
+
+
+def test_a_round_trains_on_changed_records_and_is_the_same_again(make_job, make_shards):
+    ends = []
+    for augment in ([], [FLIP], [FLIP]):
+        job = make_job("fedavg", training={"augment": augment})
+        train, test = make_shards(job)["a"]
+        state = initial_state(job.method(), "a")
+        outcome = local_round(job.method(), job, state, 0, {}, train, test, "a")
+        ends.append(outcome.state.parts["classifier"]["weight"])
+    assert torch.equal(ends[1], ends[2])
+    assert not torch.allclose(ends[0], ends[1])
+
+
+def test_stacked_silos_are_not_augmented(make_job, make_shards):
+    job = make_job("fedavg", training={"augment": [FLIP]})
+    own = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    with refused("augments records, or layers of model .* draw random numbers"):
+        Stacked(job, own)
