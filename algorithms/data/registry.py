@@ -17,6 +17,7 @@ from .sources.formats.listed import ListedImages
 from .sources.formats.masks import Masks
 from .sources.formats.npz import Npz
 from .sources.formats.parquet import Parquet
+from .sources.formats.sql import Sql
 from .sources.installed import Installed
 from .sources.public.bundled import Bundled
 from .sources.public.natural import Natural
@@ -36,6 +37,7 @@ Source: TypeAlias = Annotated[
     | ListedImages
     | Csv
     | Parquet
+    | Sql
     | Torchvision
     | TinyImageNet
     | Natural

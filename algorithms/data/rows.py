@@ -95,7 +95,7 @@ def _records(path: Path, file: Any) -> Rows:  # of pyarrow, which has no types
 
 def _cells(path: Path, name: str, column: Any) -> list[str]:
     try:
-        return list(map(_text, column.to_pylist()))
+        return list(map(as_text, column.to_pylist()))
     # Without its cause, whose text has the value: such as a time finer than Python's.
     except (ValueError, OverflowError):
         raise LocalError(
@@ -104,7 +104,8 @@ def _cells(path: Path, name: str, column: Any) -> list[str]:
         ) from None
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as a cell has it; true and false as 1 and 0, what is missing as nothing."""
     # pandas writes a column of whole numbers, of which one is missing, as others, and that as NaN.
     if value is None or value != value:  # noqa: PLR0124 - NaN alone does not equal itself
         return ""

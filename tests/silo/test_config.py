@@ -66,7 +66,7 @@ def test_what_is_left_out_has_its_default(load):
             ("data: 'folder' is a key of kind images or masks or listed or torchvision or"
             " tiny-imagenet or natural or package, this is")),
         (TEXT + 'kind = "images"\n',
-            "data: 'file' is a key of kind npz or listed or csv or parquet or package, this"),
+            "data: 'file' is a key of kind npz or listed or csv or parquet or sql or package,"),
         (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',
             "unknown key 'data.feature'; did you mean 'features'?"),
         (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),
