@@ -32,10 +32,11 @@ def test_the_methods_of_any_task_are_listed():
         assert f"| `{kind}` |" in PAGE
 
 
-def test_the_task_of_your_own_is_the_one_that_is_tested():
-    (shown,) = re.findall(r"^class Quantile.*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
-    _foreign("quantile")
-    tested = inspect.getsource(sys.modules["other_tasks"].Quantile)
+@pytest.mark.parametrize("name", ["Quantile", "Scripted"])
+def test_the_task_of_your_own_is_the_one_that_is_tested(name):
+    (shown,) = re.findall(rf"^class {name}.*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
+    _foreign(name.lower())
+    tested = inspect.getsource(getattr(sys.modules["other_tasks"], name))
     assert shown.strip() == tested.strip()
 
 

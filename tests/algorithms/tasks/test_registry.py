@@ -13,7 +13,9 @@ from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.evaluated import evaluated, evaluation_of, form_of
 from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.record_checks import check_records
+from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.simulator.run.history import of_round
@@ -141,3 +143,16 @@ def test_a_score_that_is_no_number_is_not_kept():
     reports = {silo: own[0] for silo, own in simulate(job, shards("regression")).history.items()}
     with refused("selected/before after round 1: silo 'a' has a score that is NaN"):
         of_round(1, reports)
+
+
+def test_a_scripts_loss_trains_a_model(make_job, make_shards):
+    ends = []
+    for task in ({"kind": "classification", "label_smoothing": 0.1}, {"kind": "scripted"}):
+        job = make_job("fedavg", task=task)
+        train, test = make_shards(job)["a"]
+        state = initial_state(job.method(), "a")
+        outcome = local_round(job.method(), job, state, 0, {}, train, test, "a")
+        ends.append(outcome.state.parts["classifier"]["weight"])
+    # The same loss as Staddle's own, but for the order of its operations.
+    assert torch.allclose(*ends, atol=1e-5)
+    assert not torch.equal(ends[0], torch.zeros_like(ends[0]))
