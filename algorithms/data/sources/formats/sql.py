@@ -10,7 +10,7 @@ committed.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import pydantic
@@ -56,14 +56,14 @@ class Sql(Table):
             with open_regular(self.file) as opened:
                 statement = sqlalchemy.text(opened.read(MOST_STATEMENT).decode())
             engine = sqlalchemy.create_engine(self._url(), hide_parameters=True)
-            with engine.connect() as connection:
+            with ExitStack() as ended, engine.connect() as connection:
+                ended.callback(engine.dispose)
                 # Not all rows at once, which may be more than the memory holds.
                 streamed = connection.execution_options(yield_per=AT_ONCE)
                 found = streamed.execute(statement)
                 if not found.returns_rows:
                     raise LocalError(f"{self.file}: gives no rows; write a SELECT")
                 yield _rows_of(list(found.keys()), found)
-            engine.dispose()
         except OSError as error:
             raise LocalError(f"{self.file}: cannot read it: {reason(error)}") from error
         except UnicodeDecodeError:
