@@ -20,7 +20,7 @@ from torch import Size, Tensor, device
 from ...errors import LocalError
 from ..course import Stage
 from ..numerics.devices import CPU, Precision
-from ..training.loop import PLAIN, Modules, PlainStepper, Step, Stepper
+from ..training.loop import Modules, PlainStepper, Step, Stepper
 
 WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
 STREAMS = 5  # on which a graph computes in parallel; measured (docs/performance.md)
@@ -252,8 +252,10 @@ class Replaying(PlainStepper):
     Models with more than ``SMALL_BYTES`` of parameters are not replayed.
     """
 
-    def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
-        super().__init__(precision)
+    def __init__(
+        self, recorder: Recorder, precision: Precision = "float32", hidden: bool = False
+    ) -> None:
+        super().__init__(precision, hidden)
         self._recorder = recorder
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
@@ -273,11 +275,18 @@ class Replaying(PlainStepper):
         return replayed
 
 
-def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Stepper:
-    """The stepper for silos one by one on a device, in a precision that the device has."""
-    if device == CPU:
-        # Graphs save launches of kernels, which a CPU does not have.
-        return PLAIN
-    if not graphs:
-        return PlainStepper(precision)
-    return Replaying(Graphs(str(device)), precision)
+def way_on(
+    device: device,
+    precision: Precision = "float32",
+    *,
+    graphs: bool = True,
+    hidden: bool = False,
+) -> Stepper:
+    """The stepper for silos one by one on a device, in a precision that the device has.
+
+    What is drawn at random is ``hidden`` from whoever knows the job.
+    """
+    # Graphs save launches of kernels, which a CPU does not have.
+    if device == CPU or not graphs:
+        return PlainStepper(precision, hidden)
+    return Replaying(Graphs(str(device)), precision, hidden)

@@ -8,6 +8,7 @@ change its derived distributions between releases (NEP 19).
 """
 
 import hashlib
+import secrets
 from collections.abc import Sequence
 from math import prod
 
@@ -30,6 +31,11 @@ def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Gene
     # of 128 bits.
     digest = hashlib.sha256(canonical_json([DOMAIN, seed, client, round_, purpose])).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def secret_stream() -> np.random.Generator:
+    """A generator that nobody else can have."""
+    return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
 
 def raw(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:

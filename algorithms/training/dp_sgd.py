@@ -8,7 +8,7 @@ together, to Euclidean norm C, and moves by
                                             the records
 
 The draw and z come from a cryptographic generator that the caller gives, fresh for each step, and
-what layers such as dropout draw from a secret key: no seed of a job reaches them. A step that draws
+what layers such as dropout draw in secret: no seed of a job reaches them. A step that draws
 nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
 depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise.
 Gradients are in the model's float32, cut and added up as integers: clipped_sum.py says why one
@@ -20,7 +20,6 @@ are of the same loss of one record. Calls all have ``physical_batch`` rows, so t
 gives does not depend on how many others are drawn.
 """
 
-import secrets
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from ..data.dataset import in_calls
 from ..models.foreign import traits_of
 from ..models.functional import BoundModule
 from ..models.tied import OWNERS
+from ..numerics.streams import secret_stream
 from .accountant import Random
 from .clipped_sum import ClippedSum
 from .loop import Modules, Step, parameters_of
@@ -50,7 +50,6 @@ from .optimisers import clipped, move
 # losses [B]; by parameter [B, …]
 Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
-SECRET_BITS = 128  # of the key of what layers draw
 # Losses are cut to this: an infinite sum would end training, which would reveal a record.
 LARGEST_LOSS = torch.finfo(torch.float32).max
 
@@ -124,13 +123,13 @@ class Private:
         return 1 if stage.full_batch else self._mechanism.steps
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
-        """A stream that nobody else can draw: layers draw by a record's row in a call.
+        """In secret: layers draw by a record's row in a call, and augmentation by its place.
 
         Whoever knew what each row draws could tell from a step's sum that a record moved the others
         by a row, and so changed what each of them gives: no clip bounds that. Rows that draw alike
         and in secret make the sum one of a mixture, whatever record is added.
         """
-        return np.random.Generator(np.random.Philox(key=secrets.randbits(SECRET_BITS)))
+        return secret_stream()
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The private step on the records of a batch.

@@ -25,7 +25,7 @@ from ..data.dataset import Dataset, batches_of, calls_of, chunks_of
 from ..method import Method
 from ..models.foreign import draws_randomly, traits_of
 from ..numerics.devices import Precision, casting, channels_last, device_of, multiplying
-from ..numerics.streams import permutation
+from ..numerics.streams import permutation, secret_stream
 from ..numerics.torch_draws import drawing
 from ..tasks.counting import Counting, Tally, gathered
 from .optimisers import clipped, move
@@ -65,7 +65,7 @@ class Stepper(Protocol):
         ...
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
-        """What a stage's random layers draw by; ``of_job`` is the job's stream."""
+        """What random layers and augmentation of a stage draw by; ``of_job`` is the job's."""
         ...
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
@@ -135,12 +135,13 @@ class PlainStepper:
     """Training without differential privacy, on all records in shuffled batches.
 
     It moves by the stage's optimiser on the mean of the losses plus the stage's penalty. A
-    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It has no
-    state, so one object can serve all silos.
+    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. What is
+    drawn at random is ``hidden`` from whoever knows the job. It has no state, so one object can
+    serve all silos.
     """
 
-    def __init__(self, precision: Precision = "float32") -> None:
-        self._precision = precision
+    def __init__(self, precision: Precision = "float32", hidden: bool = False) -> None:
+        self._precision, self._hidden = precision, hidden
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
@@ -156,8 +157,8 @@ class PlainStepper:
         return 1 if stage.full_batch else ceil(records / batch_size)
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
-        """The job's stream, so simulations and federations draw the same."""
-        return of_job
+        """The job's stream, by which simulations and federations draw the same, or a secret one."""
+        return secret_stream() if self._hidden else of_job
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch, with fresh optimiser state."""
@@ -268,7 +269,7 @@ def train(
 ) -> float:
     """Run one stage in place and return the mean training loss of its last epoch.
 
-    ``draws`` seeds torch's generators step by step, for modules that take random numbers. Raises
+    ``draws`` is the job's stream for modules and augmentation that take random numbers. Raises
     CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not
     finite.
     """

@@ -25,7 +25,7 @@ from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.cuda_graphs import way_on
 from ...algorithms.models.build import draws_randomly
 from ...algorithms.numerics.devices import CPU, Precision, check_precision, find
-from ...algorithms.training.loop import PLAIN, Stepper
+from ...algorithms.training.loop import Stepper
 from ...errors import LocalError, StaddleError
 from ..admission.checks import Admitted
 
@@ -127,15 +127,18 @@ class TrainingDevice:
 
         On a GPU, they are kept until another job comes.
         """
+        # Whoever reads a sum, and knew by what each record was changed, could take the sum apart
+        # by record.
+        hidden = admitted.job.security.required
         if self._device == CPU or admitted.job.privacy is not None:
-            return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
+            return TrainingInput(CPU, way_on(CPU, hidden=hidden), admitted.train, admitted.test)
         # a job that is read again may have other records
         if self._held is None or self._held[0] is not admitted:
             self._held = None  # first: it makes room
             # a new one: its memory is that of one job
             # A recorded step would draw the same random numbers each time it is replayed.
             graphs = self._graphs and not draws_randomly(admitted.job.model)
-            way = way_on(self._device, self._precision, graphs=graphs)
+            way = way_on(self._device, self._precision, graphs=graphs, hidden=hidden)
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
 

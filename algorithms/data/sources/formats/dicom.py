@@ -1,13 +1,13 @@
 """DICOM, by pydicom: a file as a slice, and a folder of slices of one series as a volume.
 
-Values are those after the rescaling that a file declares: Hounsfield units of CT. Where dark means
-much (MONOCHROME1), they are turned round. What else a header says, a patient's name included, is
-not read.
+Values are those after the rescaling that a file declares: Hounsfield units of CT. Those of
+MONOCHROME1, where dark means much, are inverted. Only the elements that place and scale the values
+are parsed.
 """
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -18,29 +18,24 @@ from numpy.typing import NDArray
 
 from .....errors import LocalError
 from .....files.file_bounds import check_fits, check_regular
-from .scans import IMAGING, Scan, check_finite, turned
+from .scans import IMAGING, Scan, check_sound, reading, turned
 
-# pydicom and its decoders raise these for a damaged file, and for one that they cannot decode.
-FAULTS: tuple[type[Exception], ...] = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-)
 BYTES = 16  # of a value while it is read: stored, rescaled in float64, and float32
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's frame grows towards left and posterior
 UNEVEN = 0.02  # share of their distance by which slices may be off
 SAME_TURN = 1e-3  # by which directions of one series differ at most
+DEFLATED = "1.2.840.10008.1.2.1.99"  # of which a small file can become any size
 ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "PixelSpacing")
 PLACED = (*ALIKE, "ImageOrientationPatient", "ImagePositionPatient")
 OTHERS = ("SamplesPerPixel", "NumberOfFrames", "SliceThickness", "ImagerPixelSpacing")
 HEADER = [*PLACED, *OTHERS]
+# What it takes to decode values; all else, such as a patient's name, is not parsed.
+PIXELS = [
+    *HEADER,
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration"),
+    *("PhotometricInterpretation", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
+    *("PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"),
+]
 
 
 def read_slice(path: Path, values: bool = True) -> Scan:
@@ -48,13 +43,13 @@ def read_slice(path: Path, values: bool = True) -> Scan:
 
     Without ``values`` the header alone is read, and all are 0.
     """
-    with _reading(path):
-        header = _header(path)
+    with reading(path, "DICOM"):
+        header = _opened(path, HEADER)
         whole = (_values if values else _zeros)(path, header)[:, None]
         # Of an X-ray, on the detector.
-        sides = header.get("PixelSpacing", header.get("ImagerPixelSpacing"))
-        spacing = None if sides is None else (1.0, *map(float, sides))
-        return check_finite(path, Scan(whole, spacing))
+        sides = header.get("PixelSpacing") or header.get("ImagerPixelSpacing")
+        spacing = (1.0, *map(float, sides)) if sides else None
+    return check_sound(path, Scan(whole, spacing))
 
 
 def read_series(folder: Path, files: Sequence[Path], values: bool = True) -> Scan:
@@ -62,10 +57,11 @@ def read_series(folder: Path, files: Sequence[Path], values: bool = True) -> Sca
 
     Without ``values`` headers alone are read, and all are 0.
     """
-    headers = list(map(_header, files))
-    _check_alike(folder, files, headers)
-    with _reading(folder):
-        return _volume(folder, files, headers, _values if values else _zeros)
+    with reading(folder, "DICOM"):
+        headers = list(map(partial(_opened, names=HEADER), files))
+        _check_alike(folder, files, headers)
+        volume = _volume(folder, files, headers, _values if values else _zeros)
+    return check_sound(folder, volume)
 
 
 def _volume(
@@ -91,11 +87,13 @@ def _volume(
     slices = list(map(values, files, headers))
     # [z, channels, y, x] → [x, y, z, channels]
     whole = np.stack(slices)[order].transpose(3, 2, 0, 1)
-    return check_finite(folder, turned(whole, LPS_TO_RAS @ affine))
+    return turned(folder, whole, LPS_TO_RAS @ affine)
 
 
 def _check_alike(folder: Path, files: Sequence[Path], headers: Sequence[Any]) -> None:
     """LocalError unless these headers are of slices of one series."""
+    for path, header in zip(files, headers, strict=True):
+        _check_frames(path, header)
     for (path, header), name in product(zip(files, headers, strict=True), PLACED):
         if header.get(name) is None:
             raise LocalError(
@@ -113,57 +111,56 @@ def _step(
     """Millimetres [3] from a slice to the next; LocalError where some lack, or lie in one place."""
     if len(places) == 1:
         return np.cross(turn[:3], turn[3:]) * float(first.get("SliceThickness") or 1.0)
+    # Along the slices' normal; what is left over is a shift within their plane.
+    normal = np.cross(turn[:3], turn[3:])
     steps = np.diff(places, axis=0)
-    apart = np.linalg.norm(steps, axis=1)
+    apart = steps @ normal
     least, most = float(apart.min()), float(apart.max())
-    if least == 0 or most - least > UNEVEN * most:
+    if least <= 0 or most - least > UNEVEN * most:
         raise LocalError(
-            f"{folder}: its slices are {least:.2f} to {most:.2f} mm apart; one lacks, or it holds"
-            " two series or times"
+            f"{folder}: its slices are {least:.2f} to {most:.2f} mm apart; a slice is missing, or"
+            " the folder holds two series or times"
+        )
+    if np.abs(steps - np.outer(apart, normal)).max() > UNEVEN * most:
+        raise LocalError(
+            f"{folder}: its slices are shifted (a tilted gantry); straighten the series, such as by"
+            " dcm2niix"
         )
     return np.asarray((places[-1] - places[0]) / (len(places) - 1))
 
 
-def _header(path: Path) -> Any:
-    """What a file says of the place of its values; a patient's name is not read."""
-    return _opened(path, stop_before_pixels=True, specific_tags=HEADER)
-
-
-def _opened(path: Path, **how: Any) -> Any:
+def _opened(path: Path, names: Sequence[str]) -> Any:
+    """A file, of which these elements are parsed, and its values if ``PixelData`` is one."""
     try:
         import pydicom  # noqa: PLC0415 - installed for those who have scans
-        from pydicom.errors import InvalidDicomError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise LocalError(f"{path}: DICOM files are read by pydicom; {IMAGING}") from error
-    with _reading(path, InvalidDicomError):
+    with reading(path, "DICOM"):
         check_regular(path)
-        return pydicom.dcmread(path, **how)
-
-
-@contextmanager
-def _reading(path: Path, *others: type[Exception]) -> Iterator[None]:
-    """LocalError, which names the path, in place of what pydicom raises for a damaged file."""
-    try:
-        yield
-    except (*FAULTS, *others) as error:
-        # Its further lines are on plugins.
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise LocalError(f"{path}: cannot read it as DICOM: {why}; replace it") from error
+        # Its text has an advice for developers.
+        with suppress(pydicom.errors.InvalidDicomError):
+            if pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") == DEFLATED:
+                raise LocalError(f"{path}: is deflated; store it without, such as by dcmconv")
+            header = "PixelData" not in names
+            return pydicom.dcmread(path, stop_before_pixels=header, specific_tags=list(names))
+    raise LocalError(f"{path}: is no DICOM file; move it away")
 
 
 def _values(path: Path, header: Any) -> NDArray[np.float32]:
     """Values [channels, rows, columns] of a file of one frame."""
-    if int(header.get("NumberOfFrames") or 1) > 1:
-        raise LocalError(f"{path}: holds several frames; convert it to NIfTI, such as by dcm2niix")
+    _check_frames(path, header)
     from pydicom import pixels  # noqa: PLC0415
 
     of: Any = pixels  # whose types leave these two out
     channels = int(header.get("SamplesPerPixel", 1))
     size = BYTES * int(header.Rows) * int(header.Columns) * channels
     check_fits(path, size, f"an image of {header.Rows} x {header.Columns}")
-    with _reading(path):
-        whole = _opened(path)
-        stored, kind = of.pixel_array(whole), whole.PhotometricInterpretation
+    with reading(path, "DICOM"):
+        whole = _opened(path, PIXELS)
+        kind = whole.PhotometricInterpretation
+        if whole.HighBit != whole.BitsStored - 1:
+            raise LocalError(f"{path}: has values at other bits than the lowest; convert it")
+        stored = _decoded(path, whole, of)
         if channels > 1:
             return np.asarray(np.moveaxis(stored, -1, 0), np.float32)
         if not kind.startswith("MONOCHROME"):
@@ -172,7 +169,24 @@ def _values(path: Path, header: Any) -> NDArray[np.float32]:
         if kind == "MONOCHROME1":
             ends = np.array(_range(whole), stored.dtype)
             values = of.apply_modality_lut(ends, whole).sum() - values
-        return np.asarray(values, np.float32)[None]
+    return np.asarray(values, np.float32)[None]
+
+
+def _decoded(path: Path, whole: Any, of: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(of.pixel_array(whole))
+    # So pydicom says that a decoder is missing, or that it fails.
+    except RuntimeError as error:
+        form = whole.file_meta.TransferSyntaxUID.name
+        raise LocalError(
+            f"{path}: no decoder here can read {form}; decompress it, such as by dcmdjpeg or"
+            " gdcmconv --raw, or install one of pydicom's decoders"
+        ) from error
+
+
+def _check_frames(path: Path, header: Any) -> None:
+    if int(header.get("NumberOfFrames") or 1) > 1:
+        raise LocalError(f"{path}: holds several frames; convert it to NIfTI, such as by dcm2niix")
 
 
 def _zeros(_: Path, header: Any) -> NDArray[np.float32]:

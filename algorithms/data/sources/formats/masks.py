@@ -15,6 +15,7 @@ volume's mask is NIfTI on the same grid.
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -182,7 +183,8 @@ class Masks(ImageFolder):
                 f"{path}: is no mask of {of.name}; give NIfTI for a volume, a PNG for a slice"
             )
         _check_lies_there(path, mask, image)
-        return replace(mask, values=self._numbered(path, mask.values, fix))
+        # In its image's spacing: one that differs by rounding could give it another size.
+        return replace(image, values=self._numbered(path, mask.values, fix))
 
     def _of_picture(self, path: Path, of: Path) -> Scan:
         """The classes of a picture's mask, which may be turned as the picture is."""
@@ -247,8 +249,8 @@ def _check_lies_there(path: Path, mask: Scan, image: Scan) -> None:
         )
     if mask.place is None or image.place is None:
         return
-    # By the first and the last voxel, x before y and z.
-    ends = np.array([[0, 0, 0, 1], [*(side - 1 for side in reversed(sides)), 1]]).T
+    # By the corners, x before y and z.
+    ends = np.array(list(product(*((0, side - 1) for side in reversed(sides)), (1,)))).T
     apart = np.abs((mask.place - image.place) @ ends).max()
     if apart > LEVEL * min(image.spacing or (1.0,)):
         raise LocalError(f"{path}: lies {apart:.2f} mm from its image; draw it on the image's grid")

@@ -4,8 +4,8 @@ Three axes are x, y and z; a fourth one is the channels. ``scl_slope`` and ``scl
 applied. A file that says nothing of its place is taken as nibabel takes it.
 """
 
-import zlib
 from math import prod
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from .....errors import LocalError
 from .....files.file_bounds import check_fits, check_regular
-from .scans import IMAGING, Scan, check_finite, turned
+from .scans import IMAGING, Scan, check_sound, reading, turned
 
-# nibabel raises one of these for a damaged file, or an error of its own.
-FAULTS = (OSError, EOFError, ValueError, TypeError, OverflowError, zlib.error)
 BYTES = 12  # of a value while it is read: as it is stored, float32, and float32 turned
+LARGEST_HEADER = 540  # bytes
+MILLIMETRES = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 REAL = "iuf"  # numpy's kinds of numbers that are values
 
 
@@ -28,22 +28,28 @@ def read(path: Path, values: bool = True) -> Scan:
     """
     try:
         import nibabel  # noqa: PLC0415 - installed for those who have scans
-        from nibabel.filebasedimages import ImageFileError  # noqa: PLC0415
-        from nibabel.spatialimages import HeaderDataError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise LocalError(f"{path}: NIfTI files are read by nibabel; {IMAGING}") from error
-    try:
+    with reading(path, "NIfTI"):
         check_regular(path)
+        # What lies between header and values is read whole, and a small file can claim any size.
+        with nibabel.openers.ImageOpener(str(path)) as file:
+            begin = file.read(LARGEST_HEADER)
+        forms: Any = (nibabel.Nifti1Header, nibabel.Nifti2Header)
+        for form in filter(methodcaller("may_contain_header", begin), forms):
+            header = form(begin[: form.sizeof_hdr], check=False)
+            check_fits(path, int(header["vox_offset"]), "what lies before its values")
         image: Any = nibabel.load(path)
         shape, dtype = tuple(image.shape), image.get_data_dtype()
         if dtype.kind not in REAL or len(shape) not in (3, 4):
             raise LocalError(
                 f"{path}: is {dtype} {list(shape)}; store numbers [x, y, z] or [x, y, z, channels]"
             )
-        # The header alone is read yet, and a small file can claim any size.
+        # The header alone is read yet.
         check_fits(path, BYTES * prod(shape), f"a scan of {' x '.join(map(str, shape))}")
         found = image.dataobj if values else np.broadcast_to(np.float32(0), shape)
         whole = np.asarray(found, np.float32).reshape(*shape[:3], *shape[3:] or (1,))
-        return check_finite(path, turned(whole, image.affine))
-    except (*FAULTS, ImageFileError, HeaderDataError) as error:
-        raise LocalError(f"{path}: cannot read it as NIfTI: {error}; replace it") from error
+        unit = MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
+        place = np.diag([unit, unit, unit, 1.0]) @ image.affine
+        scan = turned(path, whole, place)
+    return check_sound(path, scan)

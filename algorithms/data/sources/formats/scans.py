@@ -7,9 +7,11 @@ same places, whatever wrote their files. A single slice of DICOM stays as it is 
 An oblique scan is turned to the nearest of these axes; its values stay what they were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,9 +21,12 @@ import torch.nn.functional as F  # noqa: N812 - torch's name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .....errors import LocalError
+from .....errors import LocalError, StaddleError, reason
+from .....files.file_bounds import check_fits
 from ....models.registry import Shape
 
+SLICE = 3  # sides of a slice's record, channels included
+COPIES = 8  # bytes of a value: as it is, and in another size
 AXES = ("L", "P", "S")  # towards which x, y and z grow
 ROUNDING = 1e-9  # of the largest value: a deviation below it is none
 IMAGING = "pip install 'staddle[imaging]'"
@@ -91,6 +96,11 @@ class Fit:
         """The values in the record's spacing, or its size if they are resized."""
         values, wanted = torch.from_numpy(np.ascontiguousarray(scan.values)), _sides(shape)
         found = values.shape[1:]
+        if len(shape) == SLICE and found[0] > 1:
+            raise LocalError(
+                f"{path}: holds {found[0]} slices, and the job's model takes images; store one"
+                " slice a file, or choose a model with input [channels, depth, height, width]"
+            )
         if self.resize:
             size = wanted
         elif self.spacing is not None:
@@ -103,6 +113,7 @@ class Fit:
                 f" {' x '.join(map(str, wanted))}; set data.spacing in millimetres, after which"
                 " scans are cut or filled up around their centre, or data.resize = true"
             )
+        check_fits(path, COPIES * len(values) * prod(size), "its values in the record's spacing")
         return values if tuple(found) == size else scaled(values[None], size)[0]
 
 
@@ -114,7 +125,9 @@ def _sides(shape: Shape) -> tuple[int, ...]:
 def _spaced(path: Path, scan: Scan, spacing: Sequence[float]) -> tuple[int, ...]:
     """The size that a scan has in another spacing, of which a slice names two sides."""
     if scan.spacing is None:
-        raise LocalError(f"{path}: says no spacing; leave it out, or set data.resize = true")
+        raise LocalError(
+            f"{path}: its header says no spacing; leave data.spacing out, or set data.resize = true"
+        )
     # A slice is not made thinner or thicker.
     kept = scan.spacing[: 3 - len(spacing)]
     both = zip(scan.values.shape[1:], scan.spacing, (*kept, *spacing), strict=True)
@@ -153,17 +166,17 @@ def _centred(values: Tensor, sides: Sequence[int], fill: float) -> Tensor:
     return F.pad(values, edges, value=fill)
 
 
-def turned(values: NDArray[Any], place: NDArray[np.float64]) -> Scan:
+def turned(path: Path, values: NDArray[Any], place: NDArray[np.float64]) -> Scan:
     """A volume [x, y, z, channels] in any orientation, as a scan.
 
     ``place`` [4, 4] gives the millimetres of a voxel in NIfTI's frame, which grows towards right,
-    anterior and superior. ValueError where it is no frame.
+    anterior and superior. LocalError where it is no frame.
     """
     from nibabel import orientations  # noqa: PLC0415 - installed for those who have scans
 
     of: Any = orientations  # without types
     if not (np.isfinite(place).all() and np.linalg.norm(place[:3, :3], axis=0).all()):
-        raise ValueError("its voxels have no place or size")
+        raise LocalError(f"{path}: its voxels have no place or size; correct its header")
     turn = of.ornt_transform(of.io_orientation(place), of.axcodes2ornt(AXES))
     affine = place @ of.inv_ornt_aff(turn, values.shape[:3])
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
@@ -171,8 +184,25 @@ def turned(values: NDArray[Any], place: NDArray[np.float64]) -> Scan:
     return Scan(whole.astype(np.float32, copy=False), tuple(spacing[::-1].tolist()), affine)
 
 
-def check_finite(path: Path, scan: Scan) -> Scan:
-    """The scan; LocalError where it holds NaN or what float32 does not."""
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """LocalError, which names the path and no value, in place of what a library raises."""
+    try:
+        yield
+    except (StaddleError, KeyboardInterrupt, MemoryError):
+        raise
+    # Nobody can list what other people's code raises of a damaged file, and one record must not end
+    # a private job. Its text may have what stands in the file.
+    except BaseException as error:
+        what = reason(error) if isinstance(error, OSError) else type(error).__name__
+        raise LocalError(f"{path}: cannot read it as {kind}: {what}; replace it") from error
+
+
+def check_sound(path: Path, scan: Scan) -> Scan:
+    """The scan; LocalError where it has a spacing or values that are no numbers."""
+    spacing = np.array(scan.spacing or (1.0, 1.0, 1.0))
+    if spacing.shape != (3,) or not (np.isfinite(spacing) & (spacing > 0)).all():
+        raise LocalError(f"{path}: says a spacing that is none; correct its header")
     if not np.isfinite(scan.values).all():
         raise LocalError(f"{path}: holds NaN or a value beyond float32; clean it first")
     return scan

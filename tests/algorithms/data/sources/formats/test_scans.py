@@ -193,7 +193,7 @@ def test_dark_is_much_in_some_x_rays(tmp_path):
     assert np.array_equal(scan.values[0, 0], 7 + 3 * (-1 - signed.astype(np.float32)))
     # The spacing of an X-ray is that of its detector.
     finer = Images(kind="images", folder=tmp_path, window=[0, 1023], spacing=[0.2, 0.1])
-    with refused("b/1.dcm: says no spacing; leave it out, or set data.resize = true"):
+    with refused("b/1.dcm: its header says no spacing; leave data.spacing out, or set data"):
         finer.read_at((1, 2, 5))
 
 
@@ -295,11 +295,11 @@ def picture(folder):
         (damaged_nifti, "a/1.nii.gz: cannot read it as NIfTI: "),
         (untyped_nifti, r"a/1.nii: is complex64 \[5, 4, 3\]; store numbers \[x, y, z\] or"),
         (flat_nifti, r"a/1.nii: is int16 \[4, 5\]; store numbers"),
-        (placeless_nifti, "a/1.nii: cannot read it as NIfTI: its voxels have no place or size"),
+        (placeless_nifti, "a/1.nii: its voxels have no place or size; correct its header"),
         (unknown_values, "a/1.nii: holds NaN or a value beyond float32; clean it first"),
-        (damaged_dicom, "a/1/1.dcm: cannot read it as DICOM: "),
+        (damaged_dicom, "a/1/1.dcm: is no DICOM file; move it away"),
         (two_series, "a/1: its files have 2 SeriesInstanceUID; one folder a series"),
-        (a_gap, "a/1: its slices are 2.00 to 4.00 mm apart; one lacks, or it holds two"),
+        (a_gap, "a/1: its slices are 2.00 to 4.00 mm apart; a slice is missing, or"),
         (twice, "a/1: its slices are 0.00 to 0.00 mm apart"),
         (not_parallel, "a/1: its slices are not parallel; one folder a series"),
         (nowhere, "a/1/IM000.dcm: says no ImagePositionPatient, so it is no slice of a volume"),
