@@ -16,11 +16,12 @@ nothing. Tables have torchvision's names and arguments; sizes are those of the r
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import torch
-from pydantic import AfterValidator, Field, PlainValidator, SerializeAsAny
+from pydantic import AfterValidator, Field, PlainValidator, SerializeAsAny, model_validator
 from torch import Tensor
 
 from ...errors import LocalError
@@ -30,7 +31,8 @@ from ..models.torchvision_import import torchvision
 
 Chance = Annotated[Real, Field(ge=0, le=1)]
 Share = Annotated[Real, Field(ge=0, le=1)]
-Factor = Annotated[Real, Field(gt=0, le=100)]
+Area = Annotated[Real, Field(ge=0.001, le=1)]
+Factor = Annotated[Real, Field(ge=0.01, le=100)]
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
@@ -39,7 +41,7 @@ def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-Shares = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
+Areas = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
 Factors = Annotated[tuple[Factor, Factor], AfterValidator(_ordered)]
 Whole = Annotated[int, Field(strict=True, ge=1, le=4096)]
 IMAGE = 3  # sides of a record [channels, height, width]
@@ -56,6 +58,8 @@ class Augmentation(Strict):
     """True if torchvision takes values of 0 … 1 for it, of one or three channels."""
     moves: ClassVar[bool] = False
     """True if a mask changes with its image."""
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Keys of which one has to say something."""
     fewest: ClassVar[int] = IMAGE
     """Sides that a record has at least; the rows of a table are no images of height 1."""
 
@@ -66,10 +70,17 @@ class Augmentation(Strict):
     def fault(self, shape: Sequence[int]) -> str:
         """Why records of this shape cannot be changed so; empty if they can."""
         if len(shape) < self.fewest or 1 in shape[1 - self.fewest : -1]:
-            return f"is not of records {list(shape)}; take it out"
+            return f"cannot change records of shape {list(shape)}; remove it"
         if self.of_pixels and (len(shape) > IMAGE or shape[0] not in (1, 3)):
-            return f"is of images of 1 or 3 channels, and records are {list(shape)}; take it out"
+            return f"takes images of 1 or 3 channels, and records are {list(shape)}; remove it"
         return ""
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        # A table whose keys are all left out, where none of them does anything by itself.
+        if self.idle and not any(map(partial(getattr, self), self.idle)):
+            raise ValueError(f"{self.kind} changes nothing; give one of {', '.join(self.idle)}")
+        return self
 
 
 class RandomCrop(Augmentation):
@@ -78,6 +89,12 @@ class RandomCrop(Augmentation):
     kind: Literal["RandomCrop"]
     moves: ClassVar[bool] = True
     padding: Whole
+
+    def fault(self, shape: Sequence[int]) -> str:
+        """Also where nothing of a record could be left."""
+        if self.padding >= min(shape[-2:]):
+            return f"has padding = {self.padding}, and records are {list(shape)}; lower it"
+        return super().fault(shape)
 
     def transform(self, sides: tuple[int, int]) -> Any:
         """Torchvision's."""
@@ -89,7 +106,7 @@ class RandomResizedCrop(Augmentation):
 
     kind: Literal["RandomResizedCrop"]
     moves: ClassVar[bool] = True
-    scale: Shares = (0.5, 1.0)
+    scale: Areas = (0.5, 1.0)
     """Its area's share of the record's."""
     ratio: Factors = (0.75, 4 / 3)
     """Its width over its height."""
@@ -127,6 +144,7 @@ class RandomAffine(Augmentation):
     """A turn, a move, another size, a shear; what comes in from outside is 0."""
 
     kind: Literal["RandomAffine"]
+    idle: ClassVar[tuple[str, ...]] = ("degrees", "translate", "scale", "shear")
     moves: ClassVar[bool] = True
     degrees: Annotated[Real, Field(ge=0, le=180)] = 0.0
     """Up to so many, either way."""
@@ -150,7 +168,7 @@ class RandomErasing(Augmentation):
 
     kind: Literal["RandomErasing"]
     p: Chance = 0.5
-    scale: Shares = (0.02, 0.33)
+    scale: Areas = (0.02, 0.33)
     ratio: Factors = (0.3, 3.3)
 
     def transform(self, sides: tuple[int, int]) -> Any:
@@ -174,6 +192,7 @@ class ColorJitter(Augmentation):
     """Other brightness, contrast, saturation and hue; for values of 0 … 1."""
 
     kind: Literal["ColorJitter"]
+    idle: ClassVar[tuple[str, ...]] = ("brightness", "contrast", "saturation", "hue")
     of_pixels: ClassVar[bool] = True
     brightness: Share = 0.0
     contrast: Share = 0.0
@@ -239,7 +258,8 @@ class Augmenter:
         if self._check and bool((x.amin() < 0) | (x.amax() > 1)):
             raise LocalError(
                 "training.augment has ColorJitter, which takes values of 0 to 1, and records have"
-                " others; leave mean and std out of the data, or ColorJitter out of the job"
+                ' others; leave mean, std and window = "each" out of the data, or ColorJitter'
+                " out of the job"
             )
         tv_tensors: Any = torchvision("tv_tensors", "augmentation")
         if not self._dense:

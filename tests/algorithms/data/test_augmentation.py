@@ -142,6 +142,11 @@ def test_colours_are_of_pixels():
         ({"kind": "RandomErasing", "scale": [0.5, 0.1]}, "give the smaller number first"),
         ({"kind": "RandomErasing", "p": 1.5}, "p"),
         ({"kind": "ColorJitter", "hue": 0.6}, "hue"),
+        ({"kind": "ColorJitter"}, "ColorJitter changes nothing; give one of brightness, contrast"),
+        ({"kind": "RandomAffine"}, "RandomAffine changes nothing; give one of degrees, translate"),
+        ({"kind": "RandomAffine", "scale": [1e-9, 1]}, "scale"),
+        ({"kind": "RandomResizedCrop", "scale": [0, 0]}, "scale"),
+        ({"kind": "RandomCrop", "padding": 8}, "padding = 8, and records are .*; lower it"),
     ],
 )
 def test_tables_that_say_nothing_are_refused(make_job, table, why):
@@ -150,22 +155,18 @@ def test_tables_that_say_nothing_are_refused(make_job, table, why):
 
 
 def test_what_no_record_of_the_model_can_be(make_job):
-    with pytest.raises(
-        ValidationError, match=r"training.augment.0: RandomHorizontalFlip is not of"
-    ):
+    with pytest.raises(ValidationError, match=r"training.augment.0: RandomHorizontalFlip cannot"):
         make_job(model={"name": "mlp", "input": [1, 1, 30]}, training={"augment": [FLIP]})
     noise = {"kind": "GaussianNoise"}
     assert make_job(model={"name": "mlp", "input": [1, 1, 30]}, training={"augment": [noise]}).draws
-    with pytest.raises(
-        ValidationError, match=r"training.augment.0: GaussianNoise is not of records"
-    ):
+    with pytest.raises(ValidationError, match=r"training.augment.0: GaussianNoise cannot change"):
         make_job(
             model={"name": "text-transformer", "input": [30], "norm": "group"},
             training={"augment": [noise]},
         )
     deep = {"name": "volume-resnet", "input": [1, 16, 16, 16]}
-    with pytest.raises(ValidationError, match=r"training.augment.1: ColorJitter is of images of 1"):
-        make_job(model=deep, training={"augment": [FLIP, {"kind": "ColorJitter"}]})
+    with pytest.raises(ValidationError, match=r"training.augment.1: ColorJitter takes images of"):
+        make_job(model=deep, training={"augment": [FLIP, {"kind": "ColorJitter", "hue": 0.1}]})
 
 
 def test_a_job_says_it_and_is_read_back(make_job):

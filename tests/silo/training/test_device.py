@@ -8,7 +8,8 @@ from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import Replaying
 from staddle.algorithms.models.build import ModelOptions
 from staddle.algorithms.numerics.devices import CPU
-from staddle.algorithms.training.loop import PLAIN, PlainStepper
+from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.training.loop import PlainStepper
 from staddle.errors import LocalError
 from staddle.silo.training.trainer import TrainingDevice
 
@@ -18,13 +19,14 @@ MIXED = {"name": "mixed", "classes": 3, "head": ["fc"], "input": [1, 8, 8]}
 PLAIN_MODEL = ModelOptions(name="cnn-digits", classes=3)
 
 
-def admitted(digest="a", privacy=None, model=PLAIN_MODEL):
+def admitted(digest="a", privacy=None, model=PLAIN_MODEL, blind=False):
     job = SimpleNamespace(digest=digest, name=f"job-{digest}", privacy=privacy, model=model)
+    job.security = SimpleNamespace(required=blind)
     return SimpleNamespace(job=job, train=records(30), test=records(10))
 
 
 def given(here):
-    return here.device, here.way, here.train, here.test
+    return here.device, type(here.way), here.train, here.test
 
 
 @pytest.fixture
@@ -47,10 +49,19 @@ def gpu(monkeypatch):
 
 def test_the_processor_takes_records_as_they_are_and_a_private_job_stays_there(gpu):
     one = admitted()
-    assert given(TrainingDevice().of(one)) == (CPU, PLAIN, one.train, one.test)
+    assert given(TrainingDevice().of(one)) == (CPU, PlainStepper, one.train, one.test)
     assert gpu.taken == []
     one = admitted(privacy=object())
-    assert given(TrainingDevice("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
+    device, *rest = given(TrainingDevice("cuda", "bf16").of(one))
+    assert (device, *rest) == (CPU, PlainStepper, one.train, one.test)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_blind_jobs_training_draws_is_hidden_from_whoever_knows_the_job(gpu, device):
+    of_job = stream(0, "a", 1, "draw/0")
+    assert TrainingDevice(device).of(admitted()).way.draws(of_job) is of_job
+    way = TrainingDevice(device).of(admitted(blind=True)).way
+    assert len({way.draws(of_job).bit_generator.random_raw() for _ in range(3)}) == 3
 
 
 def test_a_gpu_holds_the_records_of_one_job(gpu):

@@ -5,6 +5,7 @@ MONOCHROME1, where dark means much, are inverted. Only the elements that place a
 are parsed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -135,6 +136,9 @@ def _opened(path: Path, names: Sequence[str]) -> Any:
         import pydicom  # noqa: PLC0415 - installed for those who have scans
     except ModuleNotFoundError as error:
         raise LocalError(f"{path}: DICOM files are read by pydicom; {IMAGING}") from error
+    # What it warns of, and logs, has what stands in a file.
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     with reading(path, "DICOM"):
         check_regular(path)
         # Its text has an advice for developers.
@@ -160,11 +164,11 @@ def _values(path: Path, header: Any) -> NDArray[np.float32]:
         kind = whole.PhotometricInterpretation
         if whole.HighBit != whole.BitsStored - 1:
             raise LocalError(f"{path}: has values at other bits than the lowest; convert it")
+        if channels == 1 and not kind.startswith("MONOCHROME"):
+            raise LocalError(f"{path}: is neither grey nor RGB; store it as MONOCHROME2 or RGB")
         stored = _decoded(path, whole, of)
         if channels > 1:
             return np.asarray(np.moveaxis(stored, -1, 0), np.float32)
-        if not kind.startswith("MONOCHROME"):
-            raise LocalError(f"{path}: is {kind}; store it as MONOCHROME2 or RGB")
         values = of.apply_modality_lut(stored, whole)
         if kind == "MONOCHROME1":
             ends = np.array(_range(whole), stored.dtype)

@@ -6,7 +6,6 @@ that the model takes.
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +29,10 @@ from . import dicom, nifti, pictures
 from .scans import Fit, Scan
 
 NIFTI = re.compile(r"\.nii(\.gz)?$", re.IGNORECASE)
-DICOM = (".dcm", "")  # archives leave the ending out
-ENDING = re.compile(r"\.(nii(\.gz)?|dcm|png|jpe?g)$", re.IGNORECASE)
+# Archives leave the ending out, or name a file by its UID.
+DICOM = re.compile(r"(\.dcm|\.ima|(^|\.)[0-9]+|^[^.]+)$", re.IGNORECASE)
+UNSHOWN = re.compile(r"\.|DICOMDIR$")
+ENDING = re.compile(r"\.(nii(\.gz)?|dcm|ima|png|jpe?g)$", re.IGNORECASE)
 VOLUME = 4  # sides of a volume's record, channels included
 KNOWN = "a PNG, JPEG, NIfTI or DICOM"
 
@@ -46,7 +47,10 @@ class ImageFolder(ImageFiles, OneByOne):
     spacing: Annotated[tuple[Positive, ...], Field(min_length=2, max_length=3)] | None = None
     """Of scans: millimetres between the values of a record, along (depth,) height and width."""
     grouped: bool = False
-    """Images of one folder, such as a patient's, stay on one side of the split."""
+    """Images of one folder, such as a patient's, stay on one side of the split.
+
+    In classes' folders, folders of one name below them are one.
+    """
 
     @pydantic.model_validator(mode="after")
     def _one_size(self) -> "ImageFolder":
@@ -71,15 +75,19 @@ class ImageFolder(ImageFiles, OneByOne):
                 f" takes {list(shape)}; give one for each side after the channels"
             )
 
-    def groups_of(self, ids: Sequence[str]) -> tuple[str, ...] | None:
-        """The folder of each image by its id, where those of one folder stay together."""
-        return tuple(map(os.path.dirname, ids)) if self.grouped else None
+    def groups_of(self, ids: Sequence[str], above: int = 0) -> tuple[str, ...] | None:
+        """What stays together: the images of one folder; others are alone.
+
+        Of an image's path the first folders, ``above`` of them, say no more than its class.
+        """
+        if not self.grouped:
+            return None
+        return tuple("/".join(own.split("/")[above:-1]) or own for own in ids)
 
     def identity(self, folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
         """What tells two folders of images apart without decoding them: names, sizes, constants."""
         digest = listing_digest(folder, paths, sizes)
-        scans = "" if self.window is None else f" {self.window} {self.spacing}"
-        return f"{self.kind} {digest} {self.mean} {self.std} {self.resize}{scans}"
+        return f"{self.kind} {digest} {self.mean} {self.std} {self.fit}"
 
 
 class ImageReader:
@@ -98,10 +106,10 @@ class ImageReader:
         table, shape = self._table, self._shape
         if is_scan(path):
             return table.fit.record(path, read_scan(path), shape)
-        if table.window is not None or is_volume(shape):
+        if table.window or table.spacing or is_volume(shape):
             raise LocalError(
-                f"{path}: is no scan; take it out, or leave data.window out, with a model for"
-                " images"
+                f"{path}: is not a scan; move it away, or leave data.window and data.spacing out,"
+                " with a model for images"
             )
         return pictures.read_pixels(path, shape, table.resize)
 
@@ -130,7 +138,7 @@ def is_scan(path: Path) -> bool:
 
 def is_series(path: Path) -> bool:
     """True for a DICOM file by the name, and for a folder of slices."""
-    return path.suffix.lower() in DICOM or path.is_dir()
+    return DICOM.search(path.name) is not None or path.is_dir()
 
 
 def read_scan(path: Path, values: bool = True) -> Scan:
@@ -139,7 +147,7 @@ def read_scan(path: Path, values: bool = True) -> Scan:
     Without ``values`` headers alone are read, and all values are 0.
     """
     if path.is_dir():
-        return dicom.read_series(path, _files_of(path), values)
+        return dicom.read_series(path, files_of(path), values)
     reads = nifti.read if NIFTI.search(path.name) else dicom.read_slice
     return reads(path, values)
 
@@ -166,7 +174,7 @@ def image_files(folder: Path, volumes: bool) -> list[Path]:
     """
     # Images in sub-folders of a class belong to it, too.
     paths = list(filter(_is_shown, folder.rglob("*")))
-    if unknown := next(filterfalse(_is_image, paths), None):
+    if unknown := next(filterfalse(is_image, paths), None):
         raise LocalError(f"{unknown}: is not {KNOWN} by its name; convert it, or move it away")
     if not volumes:
         return paths_in_order(paths)
@@ -182,14 +190,16 @@ def paths_in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def _is_shown(path: Path) -> bool:
-    return not (path.is_dir() or path.name.startswith("."))
+    """True for files, but hidden ones and the list of files of a DICOM medium."""
+    return not (path.is_dir() or UNSHOWN.match(path.name))
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """True for a picture and a scan, by the name."""
     return is_scan(path) or path.suffix.lower() in pictures.SUFFIXES
 
 
-def _files_of(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
     """The files of an image, by name: those of a series are several."""
     return paths_in_order(filter(_is_shown, path.iterdir())) if path.is_dir() else [path]
 
@@ -201,7 +211,7 @@ def stem(path: Path) -> Path:
 
 def size_of(path: Path) -> int:
     """Bytes of an image's files."""
-    return sum(part.stat().st_size for part in _files_of(path))
+    return sum(part.stat().st_size for part in files_of(path))
 
 
 def listing_digest(folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:

@@ -88,7 +88,7 @@ class Images(ImageFolder):
                 f"{self.folder}: has no images; give each class a folder with its own, as"
                 f" {self._roots()[0]}/CLASS/*.png"
             )
-        return f"{len(found.paths):,} images, {len(classes)} classes"
+        return f"{len(found.paths):,} files of images, {len(classes)} classes"
 
     def _roots(self) -> list[Path]:
         """The folders that hold the classes' folders: one per domain, or the folder itself."""
@@ -112,7 +112,7 @@ class Images(ImageFolder):
             ids,
             # Domains are the records' sources, by which a partition can deal them.
             None if self.domains is None else tuple(found.domains),
-            self.groups_of(ids),
+            self.groups_of(ids, above=1 + bool(self.domains)),
         )
 
     def _find(self, volumes: bool) -> "tuple[tuple[str, ...], _Found]":

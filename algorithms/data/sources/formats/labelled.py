@@ -35,6 +35,7 @@ class Truths:
     y: Tensor  # [N] int64 classes, [N, labels] int64, or float32 [N] and [N, 2]
     ids: tuple[str, ...] | None
     sources: tuple[str, ...] | None
+    groups: tuple[str, ...] | None
 
 
 class Labelled(DataTable):
@@ -55,6 +56,8 @@ class Labelled(DataTable):
     id: str | None = None
     source: str | None = None
     """The column that says where a record comes from, such as its hospital."""
+    group: str | None = None
+    """The column of what stays on one side of the split, such as a patient with several records."""
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     """Texts of the label's column for 0, 1, …; default: those numbers themselves."""
     class_names: Names | None = None
@@ -64,7 +67,7 @@ class Labelled(DataTable):
     def _one_truth(self) -> "Labelled":
         # A label that is also a feature would give the model its answer.
         used = (*self.inputs, *self.truths, *self._named_columns())
-        check_distinct("features, targets, id and source", used)
+        check_distinct("features, targets, id, source and group", used)
         if sum(map(bool, (self.label, self.labels, self.target, self.survival))) != 1:
             raise ValueError(
                 "name what is true of a record: label, the column of its class, or one of labels,"
@@ -116,8 +119,8 @@ class Labelled(DataTable):
         return self.class_names or self.classes or self.labels or None
 
     def _named_columns(self) -> list[str]:
-        """The columns that name each record's id and source, where declared."""
-        return [name for name in (self.id, self.source) if name is not None]
+        """The columns of each record's id, source and group, where declared."""
+        return [name for name in (self.id, self.source, self.group) if name is not None]
 
     def truth_of_all(self, take: Callable[[int, Mapping[str, str]], None]) -> Truths:
         """Read all rows; ``take`` gets each one's number and the texts of its cells by column."""
@@ -139,7 +142,8 @@ class Labelled(DataTable):
             truths = np.array(y, dtype=np.float64).astype(dtype).reshape(shape)
         known = zip(texts, map(tuple, texts.values()), strict=True)
         columns: dict[str | None, tuple[str, ...]] = dict(known)
-        return Truths(torch.from_numpy(truths), columns.get(self.id), columns.get(self.source))
+        by_record = map(columns.get, (self.id, self.source, self.group))
+        return Truths(torch.from_numpy(truths), *by_record)
 
     def _cells(self) -> Iterator[tuple[int, dict[str, str]]]:
         """The number of each row, and the texts of its cells in the columns that are named."""
@@ -176,7 +180,7 @@ def _place(table: Labelled, header: list[str], name: str) -> int:
 def _column_fix(table: Labelled, header: list[str], name: str) -> str:
     if len(header) == 1:
         return table.single_fix()
-    declared = {*table.inputs, *table.truths, table.id, table.source}
+    declared = {*table.inputs, *table.truths, table.id, table.source, table.group}
     # The first line may be a record then, and an error must not show a record.
     if declared.isdisjoint(header):
         return (
@@ -192,7 +196,7 @@ def _column_fix(table: Labelled, header: list[str], name: str) -> str:
 
 def _text(table: Labelled, line: int, name: str, text: str) -> str:
     if not text:
-        needed = "an id" if name == table.id else "a source"
+        needed = {table.id: "an id", table.source: "a source"}.get(name, "a group")
         raise fault(table, line, name, f"is empty; give the record {needed}")
     return text
 

@@ -11,6 +11,7 @@ volumes.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,7 @@ from typing import Literal
 from ....models.registry import Shape
 from ...dataset import Dataset
 from .csv_file import CsvRows
-from .image_files import ImageFolder, listing, read_images, size_of
+from .image_files import ImageFolder, files_of, is_image, listing, read_images, size_of
 from .labelled import Truths, fault
 
 
@@ -50,7 +51,8 @@ class ListedImages(CsvRows, ImageFolder):
         with listing(self.folder):
             identity = partial(self.identity, self.folder, paths, list(map(size_of, paths)))
         x, ids = read_images(self, paths, shape, identity), found.ids or tuple(texts)
-        return Dataset(x, found.y, self.names, ids, found.sources, self.groups_of(texts))
+        groups = found.groups or self.groups_of(texts)
+        return Dataset(x, found.y, self.names, ids, found.sources, groups)
 
     def _rows(self) -> tuple[list[str], Truths]:
         """Each image's path in the folder, and what is true of it."""
@@ -58,9 +60,19 @@ class ListedImages(CsvRows, ImageFolder):
 
         def take(line: int, cells: Mapping[str, str]) -> None:
             text = cells[self.image]
-            if not text or Path(text).is_absolute() or not (self.folder / text).exists():
-                why = "names no file in data.folder; correct it, or add the image"
+            if not _is_there(self.folder, text):
+                why = "names no image in data.folder; correct it, with / between folders, or add it"
                 raise fault(self, line, self.image, why)
             texts.append(text)
 
         return texts, self.truth_of_all(take)
+
+
+def _is_there(folder: Path, text: str) -> bool:
+    """True if a cell is the path, below the folder, of an image or of a folder with files."""
+    path = folder / text
+    # A text that is no path at all may be too long for one.
+    with suppress(OSError):
+        below = folder.resolve() in path.resolve().parents and not Path(text).is_absolute()
+        return below and path.exists() and is_image(path) and bool(files_of(path))
+    return False

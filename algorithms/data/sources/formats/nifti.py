@@ -4,6 +4,7 @@ Three axes are x, y and z; a fourth one is the channels. ``scl_slope`` and ``scl
 applied. A file that says nothing of its place is taken as nibabel takes it.
 """
 
+import logging
 from math import prod
 from operator import methodcaller
 from pathlib import Path
@@ -30,6 +31,8 @@ def read(path: Path, values: bool = True) -> Scan:
         import nibabel  # noqa: PLC0415 - installed for those who have scans
     except ModuleNotFoundError as error:
         raise LocalError(f"{path}: NIfTI files are read by nibabel; {IMAGING}") from error
+    # It logs faults of headers, which are errors here.
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)
     with reading(path, "NIfTI"):
         check_regular(path)
         # What lies between header and values is read whole, and a small file can claim any size.

@@ -182,7 +182,7 @@ class Table(Labelled):
         with np.errstate(over="ignore"):
             values = np.array(x, dtype=np.float64).astype(np.float32)
         whole = torch.from_numpy(values.reshape(len(found.y), 1, 1, width))
-        names, by_record = self.names, (found.ids, found.sources)
+        names, by_record = self.names, (found.ids, found.sources, found.groups)
         return Dataset(whole, found.y, names, *by_record, features=self.declared)
 
 

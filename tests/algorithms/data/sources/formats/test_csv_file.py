@@ -219,9 +219,9 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"features": ["age", "age"]}, "features, targets, id and source: 'age' is listed twice"),
-        ({"features": ["age", "y"]}, "features, targets, id and source: 'y' is listed twice"),
-        ({"id": "age"}, "features, targets, id and source: 'age' is listed twice"),
+        ({"features": ["age", "age"]}, "targets, id, source and group: 'age' is listed twice"),
+        ({"features": ["age", "y"]}, "targets, id, source and group: 'y' is listed twice"),
+        ({"id": "age"}, "targets, id, source and group: 'age' is listed twice"),
         ({"features": []}, "at least 1 item"),
         ({"columns": ["a", "a"]}, "columns: 'a' is listed twice"),
         ({"classes": ["a", "a"]}, "classes: 'a' is listed twice"),

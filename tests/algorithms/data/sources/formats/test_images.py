@@ -56,8 +56,8 @@ def test_without_a_job_images_and_classes_are_counted(tmp_path):
     )
     write(tmp_path / "b" / "1.png", pixels(4, 5))
     (tmp_path / "b" / "2.png").write_bytes(b"not opened")
-    assert examined() == "2 images, 1 classes"
-    assert examined(classes=["a", "b"]) == "2 images, 2 classes"
+    assert examined() == "2 files of images, 1 classes"
+    assert examined(classes=["a", "b"]) == "2 files of images, 2 classes"
     with pytest.raises(LocalError, match=r"b: is not in data.classes \(a, c\)"):
         examined(classes=["a", "c"])
     with pytest.raises(LocalError, match="cannot read it: No such file"):

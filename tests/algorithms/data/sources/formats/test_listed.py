@@ -47,8 +47,11 @@ def test_records_are_in_the_order_of_the_file(table, images):
         assert np.array_equal(read.x[place, 0].numpy(), images[name])
     assert read.groups is None
     grouped = table(TIMES, grouped=True, **TIMED).read_at(GREY)
-    assert grouped.groups == ("", "v1", "v1")
+    assert grouped.groups == ("c.png", "v1", "v1")
+    by_column = table(TIMES, group="person", grouped=True, **TIMED).read_at(GREY)
+    assert (by_column.groups, by_column.ids) == (("7", "8", "8"), read.ids)
     assert table(TIMES, id="person", **TIMED).read_at(GREY).ids == ("7", "8", "8")
+    assert table(TIMES, **TIMED).examine() == "3 images that a file lists"
     lazy = table(TIMES, lazy=True, workers=1, **TIMED).read_at(GREY)
     assert torch.equal(lazy.x.whole(), read.x)
     shorter = table(TIMES[:3], lazy=True, **TIMED).read_at(GREY)
@@ -76,18 +79,20 @@ def test_volumes_are_files_and_folders(table, tmp_path):
 
 
 @pytest.mark.usefixtures("images")
-@pytest.mark.parametrize("text", ["", "d.png", "v1/A.png", "{images}/c.png"])
+@pytest.mark.parametrize(
+    "text", ["", "d.png", "v1/A.png", "{images}/c.png", "../list.csv", ".", "x" * 300, "v1\\a.png"]
+)
 def test_a_line_that_names_no_image_is_told_without_its_text(table, tmp_path, text):
     lines = [*TIMES, f"{text.format(images=tmp_path / 'images')};9;1;1"]
     with pytest.raises(LocalError) as caught:
         table(lines, **TIMED).read_at(GREY)
     assert str(caught.value) == (
-        f"{tmp_path / 'list.csv'}, line 5, column 'file': names no file in data.folder; correct it,"
-        " or add the image"
+        f"{tmp_path / 'list.csv'}, line 5, column 'file': names no image in data.folder; correct"
+        " it, with / between folders, or add it"
     )
 
 
 @pytest.mark.usefixtures("images")
 def test_the_image_is_no_truth(table):
-    with pytest.raises(ValueError, match="features, targets, id and source: 'file' is listed twic"):
+    with pytest.raises(ValueError, match="features, targets, id, source and group: 'file' is"):
         table(TIMES, target="file")

@@ -311,7 +311,7 @@ def volumes(tmp_path):
 
 def test_a_volumes_mask_is_of_the_same_grid(tmp_path, volumes, read):
     data = read(DEEP, window=[0, 100], class_names=["none", "liver", "tumour"], grouped=True)
-    assert (data.ids, data.groups) == (("a", "b.nii"), ("", ""))
+    assert (data.ids, data.groups) == (("a", "b.nii"), ("a", "b.nii"))
     for place, (values, mask) in enumerate(volumes):
         assert np.allclose(data.x[place, 0].numpy(), values / 100, atol=1e-6)
         assert np.array_equal(data.y[place].numpy(), mask)
@@ -358,3 +358,39 @@ def test_a_slices_mask_is_a_picture(tmp_path, read, fault):
     assert np.allclose(data.x[0, 0].numpy(), image / 100, atol=1e-6)
     write(tmp_path / "masks" / "a.png", labels(2, (4, 4)))
     assert "a.png: 1 x 4 x 4 values, its image 1 x 4 x 5" in fault(window=[0, 100])
+
+
+def test_a_mask_takes_the_spacing_of_its_image(tmp_path, read):
+    """Where both round to another size, by 1e-5 of their headers, they would be shifted."""
+    values, mask = np.zeros((5, 4, 5), np.int16), np.zeros((5, 4, 5), np.uint8)
+    mask[1] = 1
+    values[1] = 100
+    other = series_affine((2.00001, 0.5, 0.75))
+    for name in "ab":
+        write_nifti(tmp_path / "images" / f"{name}.nii", values.transpose(2, 1, 0), series_affine())
+        write_nifti(tmp_path / "masks" / f"{name}.nii", mask.transpose(2, 1, 0), other)
+    data = read((1, 3, 4, 5), window=[0, 100], spacing=[4.0, 0.5, 0.75])
+    assert data.x[0, 0].flatten(1).any(1).tolist() == [True, False, False]
+    assert data.y[0].flatten(1).any(1).tolist() == [True, False, False]
+    # And a picture, which has none, is brought to its slice's.
+    write_slice(tmp_path / "x" / "images" / "a.dcm", values[0], PixelSpacing=[1.0, 1.0])
+    write(tmp_path / "x" / "masks" / "a.png", mask[1])
+    table = Masks(kind="masks", folder=tmp_path / "x", window=[0, 100], spacing=[2.0, 1.0])
+    assert table.read_at((1, 2, 5)).y.shape == (1, 2, 5)
+
+
+def test_volumes_are_examined_without_a_job(tmp_path, volumes):
+    table = Masks(kind="masks", folder=tmp_path)
+    assert table.examine() == "2 images with a mask each, whose classes are 0, 1, 2"
+
+
+def test_a_mask_that_is_turned_about_its_diagonal_lies_elsewhere(tmp_path, volumes, fault):
+    """Its first and last voxel stay."""
+    affine = series_affine()
+    diagonal = affine[:3, :3] @ np.array(DEEP[:0:-1], float)
+    axis = diagonal / np.linalg.norm(diagonal)
+    cross = np.cross(np.eye(3), axis)
+    turn = np.eye(3) + 0.5 * cross + (1 - 0.75**0.5) * cross @ cross
+    affine[:3, :3] = turn @ affine[:3, :3]
+    write_nifti(tmp_path / "masks" / "a.nii.gz", np.zeros(DEEP[:0:-1], np.uint8), affine)
+    assert "from its image; draw it on the image's grid" in fault(shape=DEEP, window=[0, 100])

@@ -1,11 +1,13 @@
 """Scans: turned alike whatever wrote them, scaled, cut, and faults that name the file."""
 
 import math
+from contextlib import suppress
 from itertools import permutations, product
 
 import nibabel
 import numpy as np
 import pydantic
+import pydicom
 import pytest
 import torch
 from support.refusals import refused
@@ -14,6 +16,7 @@ from support.scans import series_affine, write_nifti, write_series, write_slice
 from staddle.algorithms.data.sources.formats import nifti
 from staddle.algorithms.data.sources.formats.image_files import read_scan
 from staddle.algorithms.data.sources.formats.images import Images
+from staddle.errors import LocalError
 
 rng = np.random.default_rng(0)
 SIDES = (3, 4, 5)  # z, y, x
@@ -166,7 +169,7 @@ def test_files_of_one_folder_stay_together(tmp_path, read):
     for name in ("p1/1", "p1/2", "p2/1"):
         write_series(tmp_path / "a" / name, numbers())
     assert read().groups is None
-    assert read(grouped=True).groups == ("a/p1", "a/p1", "a/p2", "b")
+    assert read(grouped=True).groups == ("p1", "p1", "p2", "b/other.nii")
 
 
 def test_slices_are_as_they_are_stored(tmp_path):
@@ -304,9 +307,9 @@ def picture(folder):
         (not_parallel, "a/1: its slices are not parallel; one folder a series"),
         (nowhere, "a/1/IM000.dcm: says no ImagePositionPatient, so it is no slice of a volume"),
         (frames, "holds several frames; convert it to NIfTI, such as by dcm2niix"),
-        (palette, "is PALETTE COLOR; store it as MONOCHROME2 or RGB"),
+        (palette, "is neither grey nor RGB; store it as MONOCHROME2 or RGB"),
         (bare, "lies next to other series; give each a folder of its own"),
-        (picture, "a/1.png: is no scan; take it out, or leave data.window out"),
+        (picture, "a/1.png: is not a scan; move it away, or leave data.window and"),
     ],
 )
 def test_a_scan_that_cannot_be_read_is_named(tmp_path, read, make, error):
@@ -350,3 +353,123 @@ def test_a_header_is_enough_for_size_and_place(tmp_path):
         assert not header.values.any()
         assert header.spacing == whole.spacing
         assert np.array_equal(header.place, whole.place)
+
+
+def test_a_volume_is_no_image(tmp_path):
+    for name in "ab":
+        write_nifti(tmp_path / name / "1.nii", numbers(SIDES[::-1]), series_affine())
+    for how in ({"resize": True}, {"spacing": [0.5, 0.75]}):
+        with refused("a/1.nii: holds 3 slices, and the job's model takes images; store one slice"):
+            Images(kind="images", folder=tmp_path, **WIDE, **how).read_at((1, 4, 5))
+
+
+def test_a_third_of_a_side_is_a_mean_of_three(tmp_path, read):
+    values = numbers((3, 6, 9))
+    write_series(tmp_path / "a" / "1", values)
+    found = first(read((1, 1, 2, 3), resize=True))
+    thirds = values.reshape(1, 3, 2, 3, 3, 3).mean((1, 3, 5))
+    assert np.allclose(found, scaled(thirds), atol=1e-5)
+
+
+def test_means_and_deviations_of_channels_of_a_volume(tmp_path):
+    values = numbers((*SIDES[::-1], 2))
+    write_nifti(tmp_path / "a" / "1.nii", values, series_affine())
+    table = {"classes": ["a", "b"], "mean": [0.25, 0.5], "std": [0.5, 2.0], **WIDE}
+    data = Images(kind="images", folder=tmp_path, **table).read_at((2, *SIDES))
+    wanted = scaled(values.transpose(3, 2, 1, 0))
+    assert np.allclose(data.x[0, 0].numpy(), (wanted[0] - 0.25) / 0.5, atol=1e-5)
+    assert np.allclose(data.x[0, 1].numpy(), (wanted[1] - 0.5) / 2, atol=1e-5)
+
+
+def test_metres_and_microns_are_told_from_millimetres(tmp_path):
+    for unit, factor in (("meter", 1000), ("micron", 0.001), ("unknown", 1)):
+        image = nibabel.Nifti1Image(numbers((2, 2, 2)), np.diag([2.0, 2.0, 2.0, 1.0]))
+        image.header.set_xyzt_units(unit)
+        nibabel.save(image, tmp_path / "1.nii")
+        assert read_scan(tmp_path / "1.nii").spacing == pytest.approx((2 * factor,) * 3)
+
+
+def test_files_are_known_by_uid_and_of_siemens_and_a_mediums_list_is_none(tmp_path):
+    stored = numbers((4, 5))
+    for name in ("a/1.2.840.113619.3", "a/0001.IMA", "b/IM1"):
+        write_slice(tmp_path / name, stored)
+    (tmp_path / "a" / "DICOMDIR").write_bytes(b"a list")
+    data = Images(kind="images", folder=tmp_path, **WIDE).read_at((1, 4, 5))
+    assert data.ids == ("a/0001.IMA", "a/1.2.840.113619.3", "b/IM1")
+
+
+def test_a_tilted_gantry_is_refused(tmp_path):
+    write_series(tmp_path / "1", numbers())
+    for place, path in enumerate(sorted((tmp_path / "1").iterdir())):
+        made = pydicom.dcmread(path)
+        made.ImagePositionPatient = [0, 0.7 * place, 2.0 * place]
+        made.save_as(path)
+    with refused(r"1: its slices are shifted \(a tilted gantry\); straighten the series"):
+        read_scan(tmp_path / "1")
+
+
+def test_values_at_other_bits_and_forms_without_a_decoder(tmp_path, monkeypatch):
+    path = write_slice(tmp_path / "1.dcm", numbers((4, 5)), BitsStored=12, HighBit=15)
+    with refused("1.dcm: has values at other bits than the lowest; convert it"):
+        read_scan(path)
+    made = pydicom.dcmread(write_slice(tmp_path / "2.dcm", numbers((4, 5))))
+    made.compress(pydicom.uid.RLELossless)
+    made.save_as(tmp_path / "2.dcm")
+    assert read_scan(tmp_path / "2.dcm").values.any()  # pydicom reads it by itself
+    made = pydicom.dcmread(tmp_path / "2.dcm")
+    made.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    made.save_as(tmp_path / "2.dcm")
+    with refused("2.dcm: no decoder here can read JPEG-LS Lossless Image Compression; decompress"):
+        read_scan(tmp_path / "2.dcm")
+
+
+def test_small_files_that_become_large_are_not_opened(tmp_path):
+    made = pydicom.dcmread(write_slice(tmp_path / "1.dcm", numbers((4, 5))))
+    made.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    made.save_as(tmp_path / "1.dcm")
+    with refused("1.dcm: is deflated; store it without, such as by dcmconv"):
+        read_scan(tmp_path / "1.dcm")
+    path = write_nifti(tmp_path / "a.nii", numbers((2, 2, 2)), np.eye(4))
+    whole = bytearray(path.read_bytes())
+    whole[108:112] = np.array([1e15], "<f4").tobytes()
+    path.write_bytes(whole)
+    with refused("a.nii, holds 368 bytes: what lies before its values would take"):
+        read_scan(path)
+
+
+def test_a_patients_name_is_not_parsed_and_no_header_text_is_told(tmp_path, monkeypatch):
+    seen = []
+    own = pydicom.dcmread
+    monkeypatch.setattr(
+        pydicom, "dcmread", lambda *given, **how: seen.append(own(*given, **how)) or seen[-1]
+    )
+    path = write_slice(tmp_path / "1.dcm", numbers((4, 5)), PhotometricInterpretation="DOE JANE")
+    with pytest.raises(LocalError) as caught:
+        read_scan(path)
+    assert "MONOCHROME2 or RGB" in str(caught.value)
+    assert "DOE" not in str(caught.value)
+    assert len(seen) == 2
+    assert not any("PatientName" in made for made in seen)
+
+
+@pytest.mark.parametrize("kind", ["series", "slice", "nii", "nii.gz"])
+def test_no_damaged_scan_raises_anything_else(tmp_path, kind):
+    """As a lazy record of a private job, which no record may end."""
+    random = np.random.default_rng(5)
+    if kind == "series":
+        path = write_series(tmp_path / "1", numbers())
+        files = sorted(path.iterdir())
+    elif kind == "slice":
+        files = [write_slice(tmp_path / "1.dcm", numbers((4, 5)), PixelSpacing=[1, 1])]
+    else:
+        files = [write_nifti(tmp_path / f"1.{kind}", numbers((2, 2, 2)), np.eye(4))]
+    path = tmp_path / "1" if kind == "series" else files[0]
+    whole, read = files[0].read_bytes(), 0
+    for _ in range(150):
+        damaged = bytearray(whole[: random.integers(1, len(whole) + 1)])
+        for place in random.integers(0, len(damaged), 3):
+            damaged[place] = random.integers(0, 256)
+        files[0].write_bytes(damaged)
+        with suppress(LocalError):
+            read += read_scan(path).values.size > 0
+    assert read < 150
