@@ -19,7 +19,7 @@ view of the same record:
 
 Where this differs from the paper:
 - The views are the record as it is and its mirror image, left to right; the authors' code draws two
-  random crops, flips and colours, but the training of a job draws nothing for its models. ``view =
+  random crops, flips and colours. A job's augmentation changes both alike, before. ``view =
   "same"`` takes the record twice, for records that are no pictures.
 - Features are brought to length 1 and τ = 0.07, as supervised contrast has it (Khosla et al., 2020,
   arXiv:2004.11362). Not copied: the authors' code leaves their length, sets τ = 100 and multiplies

@@ -96,10 +96,13 @@ class Stacked:
             )
         # Under ``vmap`` layers would draw other numbers than where silos train one by one.
         if job.draws or not maps(job.model):
+            why = f"torch.vmap cannot run a layer of model {job.model.name!r}"
+            if job.draws:
+                why = f"layers of model {job.model.name!r} draw, as dropout does"
+            if job.training.augment:
+                why = "it augments records"
             raise LocalError(
-                f"job {job.name!r} augments records, or layers of model {job.model.name!r} draw"
-                " random numbers, as dropout does, or torch.vmap cannot run them, such as recurrent"
-                " ones; simulate it with silos one by one"
+                f"job {job.name!r} cannot be stacked: {why}; simulate it with silos one by one"
             )
         if at_once is not None and at_once < 1:
             raise LocalError(

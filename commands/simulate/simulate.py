@@ -132,12 +132,22 @@ def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions
     """
     # refused before records are read, which may take a while
     chosen_methods(experiment, asked.methods)
+    _check_apart(out, experiment.file.data.path)
     with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
     # Do not overwrite results of other runs, or mix them with these.
     out_folder.check(out, chosen, population, experiment.schedule)
     return Prepared(experiment, out, population, chosen)
+
+
+def _check_apart(out: Path, data: Path | None) -> None:
+    """LocalError for a folder of results in the folder of the records, which is read whole."""
+    if data is not None and data.resolve() in (out.resolve(), *out.resolve().parents):
+        raise LocalError(
+            f"{out}: is the folder of the records, or in it; choose another by --out, or another"
+            " name for the experiment"
+        )
 
 
 def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:

@@ -195,5 +195,28 @@ def test_a_round_trains_on_changed_records_and_is_the_same_again(make_job, make_
 def test_stacked_silos_are_not_augmented(make_job, make_shards):
     job = make_job("fedavg", training={"augment": [FLIP]})
     own = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
-    with refused("augments records, or layers of model .* draw random numbers"):
+    with refused("cannot be stacked: it augments records; simulate it with silos one"):
         Stacked(job, own)
+
+
+def test_a_job_moves_the_masks_of_a_segmentation_and_forgives_where_it_is_private(make_job):
+    flips = {"augment": [{"kind": "RandomHorizontalFlip", "p": 1.0}]}
+    unet = {"name": "unet", "norm": "group", "input": [1, 8, 8], "options": {"widths": [8]}}
+    dense = make_job("local", model=unet, training=flips, task={"kind": "segmentation"})
+    y = torch.arange(8, dtype=torch.uint8).expand(2, 8, 8)
+    for job, turned in ((dense, y.flip(-1)), (make_job("local", training=flips), y)):
+        (stage,) = job.paced(job.method().stages(initial_state(job.method(), "a"), None), 0)
+        x, truth = stage.augment(y[:, None].float(), y)
+        assert torch.equal(x[:, 0], y.float().flip(-1))
+        assert torch.equal(truth, turned)
+    jitter = {"augment": [{"kind": "ColorJitter", "brightness": 0.5}]}
+    budget = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
+    bright = 2 * torch.ones(2, 1, 8, 8)
+    for privacy in (None, budget):
+        job = make_job("local", training=jitter, privacy=privacy)
+        augment = job._augmenter()
+        if privacy is None:
+            with refused("takes values of 0 to 1"):
+                augment(bright, y)
+        else:
+            assert augment(bright, y)[0].max() <= 1

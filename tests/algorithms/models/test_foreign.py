@@ -297,7 +297,7 @@ def test_each_step_drops_others():
 
 def test_silos_do_not_train_at_once_where_layers_draw():
     job = dropping()
-    with refused("layers of model 'mixed' draw random numbers"):
+    with refused("cannot be stacked: layers of model 'mixed' draw, as dropout does"):
         Stacked(job, make_shards(job))
 
 
@@ -310,7 +310,7 @@ def test_silos_do_not_train_at_once_where_vmap_cannot_run_a_layer():
     job = make_job("fedavg", model=MIXED)  # it has a GRU
     assert not maps(job.model)
     assert maps(make_job("fedavg", model={**MIXED, "name": "normed", "head": "4"}).model)
-    with refused("or torch.vmap cannot run them, such as recurrent ones; simulate it with silos"):
+    with refused("cannot be stacked: torch.vmap cannot run a layer of model 'mixed'; simulate it"):
         Stacked(job, make_shards(job))
 
 

@@ -306,3 +306,36 @@ def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_pat
     said(file, *ONE, "--out", str(tmp_path / "whole"))
     for out in outs:
         assert results(out) == results(tmp_path / "whole")
+
+
+def test_results_do_not_lie_among_the_records(tmp_path):
+    """Which are all that is in their folder."""
+    (tmp_path / "scans" / "benign").mkdir(parents=True)
+    text = EXAMPLE_OF_FOLDER.format(name="scans")
+    (tmp_path / "scans.toml").write_text(text)
+    file = tmp_path / "scans.toml"
+    assert "scans: is the folder of the records, or in it; choose another by --out" in refused(file)
+    inside = str(tmp_path / "scans" / "benign" / "out")
+    assert "out: is the folder of the records, or in it" in refused(file, "--out", inside)
+
+
+EXAMPLE_OF_FOLDER = """
+version = 1
+name = "{name}"
+rounds = 1
+seed = 1
+[data]
+kind = "images"
+folder = "scans"
+[partition]
+kind = "dirichlet"
+alpha = 1.0
+silos = 2
+[model]
+name = "cnn-digits"
+classes = 2
+[training]
+lr = 0.1
+[method]
+name = "fedavg"
+"""

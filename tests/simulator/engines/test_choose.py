@@ -40,9 +40,14 @@ class Stacked:
 
 SIDE = SimpleNamespace(x=torch.zeros(2, 1))
 RECORDS = dict.fromkeys("abcde", Records(SIDE, SIDE))
-JOB, DROPPING, RECURRENT = (
-    SimpleNamespace(model=SimpleNamespace(draws=draws, maps=maps))
-    for draws, maps in ((False, True), (True, True), (False, False))
+JOB, DROPPING, RECURRENT, AUGMENTING = (
+    SimpleNamespace(draws=own or draws, model=SimpleNamespace(draws=draws, maps=maps))
+    for own, draws, maps in (
+        (False, False, True),
+        (False, True, True),
+        (False, False, False),
+        (True, False, True),
+    )
 )
 
 
@@ -173,11 +178,14 @@ def test_silos_whose_layers_draw_train_one_by_one_and_no_step_is_replayed(machin
     assert (type(way), way._precision) == (PlainStepper, "float32")
 
 
-def test_silos_that_vmap_cannot_run_train_one_by_one_and_steps_are_replayed(machine, monkeypatch):
+@pytest.mark.parametrize("other", [RECURRENT, AUGMENTING])
+def test_silos_that_cannot_be_stacked_train_one_by_one_and_steps_are_replayed(
+    machine, monkeypatch, other
+):
     machine(2)
     monkeypatch.setattr(engines, "Serial", lambda job, *_, way, **__: (job, way))
-    job, way = choose(RECORDS, "cuda:1").engine(RECURRENT)
-    assert (job, way._recorder) == (RECURRENT, "graphs on cuda:1")
+    job, way = choose(RECORDS, "cuda:1").engine(other)
+    assert (job, way._recorder) == (other, "graphs on cuda:1")
 
 
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
