@@ -286,7 +286,9 @@ def way_on(
 
     What is drawn at random is ``hidden`` from whoever knows the job.
     """
-    # Graphs save launches of kernels, which a CPU does not have.
-    if device == CPU or not graphs:
+    if device == CPU:
+        # Graphs save launches of kernels, which a CPU does not have.
+        return PlainStepper(hidden=hidden)
+    if not graphs:
         return PlainStepper(precision, hidden)
     return Replaying(Graphs(str(device)), precision, hidden)

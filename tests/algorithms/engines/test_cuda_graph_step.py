@@ -110,7 +110,8 @@ def test_with_fewer_bits_convolutions_lie_channels_last(precision, last):
 
 def test_a_cpu_trains_plainly(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
-    assert way_on(CPU) is PLAIN
+    plain = way_on(CPU, "tf32")
+    assert (type(plain), plain._precision) == (PlainStepper, "float32")
     way = way_on(torch.device("cuda:1"), "tf32")
     assert (type(way), way._recorder, way._precision) == (Replaying, "graphs on cuda:1", "tf32")
     assert type(way_on(torch.device("cuda:1"), graphs=False)) is PlainStepper

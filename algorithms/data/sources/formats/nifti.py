@@ -51,7 +51,7 @@ def read(path: Path, values: bool = True) -> Scan:
         # The header alone is read yet.
         check_fits(path, BYTES * prod(shape), f"a scan of {' x '.join(map(str, shape))}")
         found = image.dataobj if values else np.broadcast_to(np.float32(0), shape)
-        whole = np.asarray(found, np.float32).reshape(*shape[:3], *shape[3:] or (1,))
+        whole = np.asarray(found, np.float32).reshape(*shape[:3], -1)
         unit = MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
         place = np.diag([unit, unit, unit, 1.0]) @ image.affine
         scan = turned(path, whole, place)
