@@ -46,6 +46,9 @@ class SourceTable(Strict):
     is one of the sets that the kind reads. A source with neither path makes its records itself.
     """
 
+    fills_folder: ClassVar[bool] = False
+    """True if all that is in the folder is records."""
+
     # every kind declares its own Literal; a field here would come first in errors
     if TYPE_CHECKING:
         kind: str

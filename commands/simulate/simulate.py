@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ...algorithms.data.options import SourceTable
 from ...errors import CancelledError, LocalError, UnwritableError
 from ...simulator.engines.choose import Engines, OnGpu, choose
 from ...simulator.engines.signals import stopping
@@ -132,7 +133,7 @@ def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions
     """
     # refused before records are read, which may take a while
     chosen_methods(experiment, asked.methods)
-    _check_apart(out, experiment.file.data.path)
+    _check_apart(out, experiment.file.data)
     with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
@@ -141,9 +142,10 @@ def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions
     return Prepared(experiment, out, population, chosen)
 
 
-def _check_apart(out: Path, data: Path | None) -> None:
-    """LocalError for a folder of results in the folder of the records, which is read whole."""
-    if data is not None and data.resolve() in (out.resolve(), *out.resolve().parents):
+def _check_apart(out: Path, data: SourceTable) -> None:
+    """LocalError for a folder of results among the records, where these fill their folder."""
+    places = (out.resolve(), *out.resolve().parents)
+    if data.fills_folder and Path(data.where).resolve() in places:
         raise LocalError(
             f"{out}: is the folder of the records, or in it; choose another by --out, or another"
             " name for the experiment"

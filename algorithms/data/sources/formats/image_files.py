@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import filterfalse
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -39,6 +39,8 @@ KNOWN = "a PNG, JPEG, NIfTI or DICOM"
 
 class ImageFolder(ImageFiles, OneByOne):
     """Images below a folder, in memory or read when they are used."""
+
+    fills_folder: ClassVar[bool] = True
 
     folder: Path
     resize: bool = False

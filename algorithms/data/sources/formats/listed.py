@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ....models.registry import Shape
 from ...dataset import Dataset
@@ -25,6 +25,8 @@ from .labelled import Truths, fault
 
 class ListedImages(CsvRows, ImageFolder):
     """``kind = "listed"``."""
+
+    fills_folder: ClassVar[bool] = False
 
     kind: Literal["listed"]
     image: str
