@@ -17,6 +17,8 @@ from staddle.algorithms.training.loop import batches
 from staddle.algorithms.training.silo_round import local_round, stage_stream
 from staddle.silo.training.trainer import TrainingDevice
 
+pytestmark = pytest.mark.actor("coordinator")
+
 SHAPE, COUNTS = (1, 48, 48), {"a": 60, "b": 70, "c": 80}
 
 
@@ -59,7 +61,6 @@ def test_labels_are_read_where_the_noise_follows_from_the_job(job):
     assert (found == truth).sum() > 160
 
 
-@pytest.mark.actor("coordinator")
 def test_a_blind_jobs_noise_is_known_to_nobody(job):
     found, truth = labels_of(job, blind=True)
     # Of 210 labels of three, by chance 140 are right once in 10^24.

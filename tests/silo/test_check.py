@@ -190,7 +190,7 @@ def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation,
     assert "masks/a.png: has the value 255, which is not in data.values" in found.text
     found = told('kind = "images"\nfolder = "scans"\n')
     assert found.ok
-    assert f"{folder}/scans: 2 images, 2 classes; --job JOB.json reads" in found.text
+    assert f"{folder}/scans: 2 files of images, 2 classes; --job JOB.json reads" in found.text
 
 
 def test_data_and_weights_that_cannot_be_read(federation, look, config):
