@@ -5,10 +5,10 @@ import numpy as np
 LENGTH, TOKENS, NOT, FINDINGS = 16, 48, 1, np.arange(8, 24)  # token 0 ends a note
 
 
-def note(rng, said, denied):
+def note(rng: np.random.Generator, said: int, denied: list[int]) -> list[int]:
     """A note that says one finding and denies others, among words that mean nothing."""
     words = list(rng.integers(24, TOKENS, rng.integers(4, 10)))
-    for finding, phrase in [(said, [said]), *((one, [NOT, one]) for one in denied)]:
+    for phrase in [[said], *([NOT, one] for one in denied)]:
         at = int(rng.integers(0, len(words) + 1))
         # not within another phrase
         while at and words[at - 1] == NOT:
@@ -17,7 +17,7 @@ def note(rng, said, denied):
     return words + [0] * (LENGTH - len(words))
 
 
-def notes(rng, group, count):
+def notes(rng: np.random.Generator, group: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Notes [N, length], and the group [N] of the finding that each says."""
     x, y = [], []
     for _ in range(count):
