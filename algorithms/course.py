@@ -137,7 +137,7 @@ class Stage:
     number; that of batch norm need not be said. A private job has no such stage.
 
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
-    all. So is ``augment``, which changes each batch's records at random.
+    all. The job also sets ``augment``, which changes each batch's records at random.
     """
 
     trains: tuple[str, ...]

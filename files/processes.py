@@ -9,7 +9,7 @@ from multiprocessing.context import BaseContext, ForkServerContext
 
 
 class Flag:
-    """What two processes use of an event, without its lock.
+    """A ``multiprocessing.Event`` without its lock, and without ``wait``.
 
     A process that is killed while it asks an event keeps the lock, and all others wait for ever.
     """

@@ -111,6 +111,16 @@ class RandomResizedCrop(Augmentation):
     ratio: Factors = (0.75, 4 / 3)
     """Its width over its height."""
 
+    def fault(self, shape: Sequence[int]) -> str:
+        """Also where the largest piece of such a form has no height or width.
+
+        torchvision would fail at it: in a private job one record, drawn or not, would show.
+        """
+        height, width = shape[-2:]
+        if min(round(width / self.ratio[0]), round(height * self.ratio[1])) < 1:
+            return f"has ratio = {list(self.ratio)}, and records are {list(shape)}; bring it near 1"
+        return super().fault(shape)
+
     def transform(self, sides: tuple[int, int]) -> Any:
         """Torchvision's."""
         return _v2().RandomResizedCrop(sides, scale=self.scale, ratio=self.ratio, antialias=True)
@@ -199,6 +209,12 @@ class ColorJitter(Augmentation):
     saturation: Share = 0.0
     hue: Annotated[Real, Field(ge=0, le=0.5)] = 0.0
 
+    def fault(self, shape: Sequence[int]) -> str:
+        """Also where there are no colours to change."""
+        if shape[0] == 1 and self.saturation + self.hue > 0:
+            return "has saturation or hue, and records have one channel; leave both out"
+        return super().fault(shape)
+
     def transform(self, sides: tuple[int, int]) -> Any:
         """Torchvision's."""
         return _v2().ColorJitter(self.brightness, self.contrast, self.saturation, self.hue)
@@ -234,7 +250,7 @@ def _v2() -> Any:
 
 
 class Augmenter:
-    """Changes the records of a batch; ``dense`` ones together with their masks.
+    """Augments a batch, and with ``dense`` the masks of its records.
 
     Unless ``forgiving``, values that a kind does not take are an error; in private training no
     record may end the work.

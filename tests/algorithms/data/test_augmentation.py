@@ -49,7 +49,7 @@ def augmenter(*kinds, shape=SHAPE, dense=False, forgiving=False):
     return Augmenter(kinds, shape, dense, forgiving)
 
 
-def records(n=6, shape=SHAPE):
+def records(n=64, shape=SHAPE):
     return torch.rand((n, *shape), generator=torch.Generator().manual_seed(1))
 
 
@@ -60,7 +60,7 @@ def test_every_kind_is_tried():
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_each_record_is_changed_by_torchvision_on_its_own(name):
     arguments, of_theirs = ARGUMENTS[name]
-    x, y = records(), torch.arange(6)
+    x, y = records(), torch.arange(64)
     before = x.clone()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -89,7 +89,7 @@ def test_kinds_follow_one_another_record_by_record():
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"ColorJitter"}))
 def test_masks_move_with_their_images_and_change_no_value(name, shape):
     masks = torch.randint(
-        0, 3, (5, *shape[1:]), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)
+        0, 3, (64, *shape[1:]), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)
     )
     arguments = {**ARGUMENTS[name][0]} if name != "RandomAffine" else {"translate": [0.3, 0.3]}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -98,7 +98,7 @@ def test_masks_move_with_their_images_and_change_no_value(name, shape):
         x, y = augmenter(kind(name, **arguments), shape=shape, dense=True)(
             masks[:, None] / 1, masks
         )
-    assert (x.shape, y.shape, y.dtype) == ((5, *shape), masks.shape, torch.uint8)
+    assert (x.shape, y.shape, y.dtype) == ((64, *shape), masks.shape, torch.uint8)
     if name in {"RandomErasing", "GaussianNoise"}:
         assert torch.equal(y, masks)
     # Where nothing is between two values, an image of the classes is their mask.
@@ -109,12 +109,12 @@ def test_masks_move_with_their_images_and_change_no_value(name, shape):
 
 
 def test_volumes_are_changed_alike_in_all_slices():
-    x = torch.arange(10.0).expand(4, 1, 3, 8, 10)
+    x = torch.arange(10.0).expand(64, 1, 3, 8, 10)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found, _ = augmenter(kind("RandomHorizontalFlip"), shape=(1, 3, 8, 10))(x, x)
     turned = found[:, 0, 0, 0, 0] == 9
-    assert 0 < turned.sum() < 4
+    assert 0 < turned.sum() < 64
     assert torch.equal(found, torch.where(turned[:, None, None, None, None], x.flip(-1), x))
 
 
@@ -146,6 +146,9 @@ def test_colours_are_of_pixels():
         ({"kind": "RandomAffine"}, "RandomAffine changes nothing; give one of degrees, translate"),
         ({"kind": "RandomAffine", "scale": [1e-9, 1]}, "scale"),
         ({"kind": "RandomResizedCrop", "scale": [0, 0]}, "scale"),
+        ({"kind": "RandomResizedCrop", "ratio": [100, 100]}, "ratio = .*; bring it near 1"),
+        ({"kind": "RandomResizedCrop", "ratio": [0.01, 0.01]}, "ratio = .*; bring it near 1"),
+        ({"kind": "ColorJitter", "hue": 0.1}, "saturation or hue, and records have one channel"),
         ({"kind": "RandomCrop", "padding": 8}, "padding = 8, and records are .*; lower it"),
     ],
 )
@@ -166,7 +169,7 @@ def test_what_no_record_of_the_model_can_be(make_job):
         )
     deep = {"name": "volume-resnet", "input": [1, 16, 16, 16]}
     with pytest.raises(ValidationError, match=r"training.augment.1: ColorJitter takes images of"):
-        make_job(model=deep, training={"augment": [FLIP, {"kind": "ColorJitter", "hue": 0.1}]})
+        make_job(model=deep, training={"augment": [FLIP, {"kind": "ColorJitter", "contrast": 0.1}]})
 
 
 def test_a_job_says_it_and_is_read_back(make_job):
@@ -220,3 +223,30 @@ def test_a_job_moves_the_masks_of_a_segmentation_and_forgives_where_it_is_privat
                 augment(bright, y)
         else:
             assert augment(bright, y)[0].max() <= 1
+
+
+EXTREMES = [
+    *({"kind": "RandomResizedCrop", "scale": [0.001, 0.001], "ratio": [r, r]} for r in (0.3, 1, 3)),
+    *(
+        {"kind": "RandomAffine", "scale": [s, s], "shear": 89.9, "degrees": 180}
+        for s in (0.01, 100)
+    ),
+    {"kind": "RandomAffine", "translate": [1, 1]},
+    {"kind": "RandomErasing", "p": 1, "scale": [0.001, 1], "ratio": [0.01, 100]},
+    {"kind": "GaussianNoise", "sigma": 100},
+    {"kind": "ColorJitter", "brightness": 1, "contrast": 1, "saturation": 1, "hue": 0.5},
+    {"kind": "RandomCrop", "padding": 1},
+]
+
+
+@pytest.mark.parametrize("table", EXTREMES)
+@pytest.mark.parametrize("shape", [(3, 2, 2), (3, 2, 3), (3, 5, 2)])
+def test_what_a_job_may_ask_never_fails_at_a_record(table, shape):
+    """In a private job a step would end if it drew a record, and not otherwise."""
+    asked = KINDS[table["kind"]].model_validate(table)
+    assert asked.fault(shape) == ""
+    x = torch.stack([*records(20, shape), torch.full(shape, torch.nan), torch.full(shape, 1e38)])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found, _ = augmenter(asked, shape=shape, forgiving=True)(x, x)
+    assert found.shape == x.shape

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def read_slice(path: Path, values: bool = True) -> Scan:
     """
     with reading(path, "DICOM"):
         header = _opened(path, HEADER)
-        whole = (_values if values else _zeros)(path, header)[:, None]
+        whole = (_values if values else _zeros)([path], [header]).swapaxes(0, 1)
         # Of an X-ray, on the detector.
         sides = header.get("PixelSpacing") or header.get("ImagerPixelSpacing")
         spacing = (1.0, *map(float, sides)) if sides else None
@@ -69,26 +70,26 @@ def _volume(
     folder: Path,
     files: Sequence[Path],
     headers: Sequence[Any],
-    values: Callable[[Path, Any], NDArray[np.float32]],
+    values: Callable[[Sequence[Path], Sequence[Any]], NDArray[np.float32]],
 ) -> Scan:
+    """``values`` gives those of slices [z, channels, rows, columns], in the order of the files."""
     turns = np.array(list(map(attrgetter("ImageOrientationPatient"), headers)), np.float64)
     places = np.array(list(map(attrgetter("ImagePositionPatient"), headers)), np.float64)
     if np.ptp(turns, axis=0).max() > SAME_TURN:
-        raise LocalError(f"{folder}: its slices are not parallel; one folder a series")
+        raise LocalError(f"{folder}: its slices are not parallel; give each series its folder")
     # Slices stand in the order of their places: a file's name says nothing.
-    order = np.argsort(places @ np.cross(turns[0, :3], turns[0, 3:]))
+    order = np.argsort(places @ np.cross(turns[0, :3], turns[0, 3:])).tolist()
     affine, first = np.eye(4), headers[0]
     rows, columns = map(float, first.PixelSpacing)
     affine[:3, 0], affine[:3, 1] = turns[0, :3] * columns, turns[0, 3:] * rows
     affine[:3, 2] = _step(folder, places[order], first, turns[0])
     affine[:3, 3] = places[order[0]]
 
-    size = BYTES * len(files) * int(first.Rows) * int(first.Columns)
+    size = BYTES * len(files) * prod(_sides(first))
     check_fits(folder, size, f"a series of {len(files):,} slices")
-    slices = list(map(values, files, headers))
+    in_order = list(map(files.__getitem__, order)), list(map(headers.__getitem__, order))
     # [z, channels, y, x] → [x, y, z, channels]
-    whole = np.stack(slices)[order].transpose(3, 2, 0, 1)
-    return turned(folder, whole, LPS_TO_RAS @ affine)
+    return turned(folder, values(*in_order).transpose(3, 2, 0, 1), LPS_TO_RAS @ affine)
 
 
 def _check_alike(folder: Path, files: Sequence[Path], headers: Sequence[Any]) -> None:
@@ -103,7 +104,9 @@ def _check_alike(folder: Path, files: Sequence[Path], headers: Sequence[Any]) ->
             )
     for name in ALIKE:
         if len(found := set(map(str, map(attrgetter(name), headers)))) > 1:
-            raise LocalError(f"{folder}: its files have {len(found)} {name}; one folder a series")
+            raise LocalError(
+                f"{folder}: its files have {len(found)} {name}; give each series its folder"
+            )
 
 
 def _step(
@@ -150,15 +153,24 @@ def _opened(path: Path, names: Sequence[str]) -> Any:
     raise LocalError(f"{path}: is no DICOM file; move it away")
 
 
-def _values(path: Path, header: Any) -> NDArray[np.float32]:
-    """Values [channels, rows, columns] of a file of one frame."""
+def _values(files: Sequence[Path], headers: Sequence[Any]) -> NDArray[np.float32]:
+    """Values [files, channels, rows, columns] of files of one frame each."""
+    return np.stack(list(map(_frame, files, headers)))
+
+
+def _zeros(_: Sequence[Path], headers: Sequence[Any]) -> NDArray[np.float32]:
+    """As ``_values``, all 0, which take no memory."""
+    return np.broadcast_to(np.float32(0), (len(headers), *_sides(headers[0])))
+
+
+def _frame(path: Path, header: Any) -> NDArray[np.float32]:
     _check_frames(path, header)
     from pydicom import pixels  # noqa: PLC0415
 
     of: Any = pixels  # whose types leave these two out
-    channels = int(header.get("SamplesPerPixel", 1))
-    size = BYTES * int(header.Rows) * int(header.Columns) * channels
-    check_fits(path, size, f"an image of {header.Rows} x {header.Columns}")
+    channels, *sides = _sides(header)
+    size = BYTES * channels * prod(sides)
+    check_fits(path, size, f"an image of {' x '.join(map(str, sides))}")
     with reading(path, "DICOM"):
         whole = _opened(path, PIXELS)
         kind = whole.PhotometricInterpretation
@@ -181,7 +193,11 @@ def _decoded(path: Path, whole: Any, of: Any) -> NDArray[Any]:
         return np.asarray(of.pixel_array(whole))
     # So pydicom says that a decoder is missing, or that it fails.
     except RuntimeError as error:
-        form = whole.file_meta.TransferSyntaxUID.name
+        from pydicom import uid  # noqa: PLC0415
+
+        # By pydicom's name for it: what stands in the file may be anything.
+        known: Any = uid
+        form, *_ = known.UID_dictionary.get(whole.file_meta.TransferSyntaxUID, ("its form",))
         raise LocalError(
             f"{path}: no decoder here can read {form}; decompress it, such as by dcmdjpeg or"
             " gdcmconv --raw, or install one of pydicom's decoders"
@@ -193,9 +209,9 @@ def _check_frames(path: Path, header: Any) -> None:
         raise LocalError(f"{path}: holds several frames; convert it to NIfTI, such as by dcm2niix")
 
 
-def _zeros(_: Path, header: Any) -> NDArray[np.float32]:
-    sides = int(header.get("SamplesPerPixel", 1)), int(header.Rows), int(header.Columns)
-    return np.zeros(sides, np.float32)
+def _sides(header: Any) -> tuple[int, ...]:
+    """Channels, rows and columns of a file."""
+    return int(header.get("SamplesPerPixel", 1)), int(header.Rows), int(header.Columns)
 
 
 def _range(whole: Any) -> tuple[int, int]:

@@ -135,10 +135,10 @@ def read_images(
 
 def is_scan(path: Path) -> bool:
     """True for NIfTI and DICOM by the name, and for a folder of slices."""
-    return NIFTI.search(path.name) is not None or is_series(path)
+    return NIFTI.search(path.name) is not None or is_dicom(path)
 
 
-def is_series(path: Path) -> bool:
+def is_dicom(path: Path) -> bool:
     """True for a DICOM file by the name, and for a folder of slices."""
     return DICOM.search(path.name) is not None or path.is_dir()
 
@@ -180,7 +180,7 @@ def image_files(folder: Path, volumes: bool) -> list[Path]:
         raise LocalError(f"{unknown}: is not {KNOWN} by its name; convert it, or move it away")
     if not volumes:
         return paths_in_order(paths)
-    single, slices = filterfalse(is_series, paths), list(filter(is_series, paths))
+    single, slices = filterfalse(is_dicom, paths), list(filter(is_dicom, paths))
     if bare := next(filter(set(folder.glob("*")).__contains__, slices), None):
         raise LocalError(f"{bare}: lies next to other series; give each a folder of its own")
     return paths_in_order([*single, *{path.parent for path in slices}])

@@ -63,7 +63,7 @@ class ListedImages(CsvRows, ImageFolder):
         def take(line: int, cells: Mapping[str, str]) -> None:
             text = cells[self.image]
             if not _is_there(self.folder, text):
-                why = "names no image in data.folder; correct it, with / between folders, or add it"
+                why = "names no image in data.folder; correct the path, or add the image"
                 raise fault(self, line, self.image, why)
             texts.append(text)
 
@@ -71,7 +71,10 @@ class ListedImages(CsvRows, ImageFolder):
 
 
 def _is_there(folder: Path, text: str) -> bool:
-    """True if a cell is the path, below the folder, of an image or of a folder with files."""
+    """True if a cell is the path, below the folder, of an image or of a folder with files.
+
+    Folders are joined by /, whatever the system.
+    """
     path = folder / text
     # A text that is no path at all may be too long for one.
     with suppress(OSError):

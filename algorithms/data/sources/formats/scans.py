@@ -96,6 +96,11 @@ class Fit:
         """The values in the record's spacing, or its size if they are resized."""
         values, wanted = torch.from_numpy(np.ascontiguousarray(scan.values)), _sides(shape)
         found = values.shape[1:]
+        if len(shape) != SLICE and scan.place is None:
+            raise LocalError(
+                f"{path}: is one slice, and the job's model takes volumes; name the folder of its"
+                " series, or choose a model with input [channels, height, width]"
+            )
         if len(shape) == SLICE and found[0] > 1:
             raise LocalError(
                 f"{path}: holds {found[0]} slices, and the job's model takes images; store one"
@@ -202,7 +207,7 @@ def check_sound(path: Path, scan: Scan) -> Scan:
     """The scan; LocalError where it has a spacing or values that are no numbers."""
     spacing = np.array(scan.spacing or (1.0, 1.0, 1.0))
     if spacing.shape != (3,) or not (np.isfinite(spacing) & (spacing > 0)).all():
-        raise LocalError(f"{path}: says a spacing that is none; correct its header")
+        raise LocalError(f"{path}: its spacing is not positive numbers; correct its header")
     if not np.isfinite(scan.values).all():
         raise LocalError(f"{path}: holds NaN or a value beyond float32; clean it first")
     return scan

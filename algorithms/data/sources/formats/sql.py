@@ -17,7 +17,7 @@ import pydantic
 
 from .....errors import LocalError, reason
 from .....files.file_bounds import open_regular
-from ...rows import AT_ONCE, Reading, Rows, as_text
+from ...rows import AT_ONCE, Rows, as_text
 from .table import Table
 
 MOST_STATEMENT = 2**20  # bytes
@@ -39,12 +39,9 @@ class Sql(Table):
             raise ValueError("id: name the column of the records' ids, since rows have no order")
         return self
 
-    def rows(self) -> Reading:
-        """The records, after the names of the columns as record 0."""
-        return self._rows()
-
     @contextmanager
-    def _rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[Rows]:
+        """The records, after the names of the columns as record 0."""
         try:
             import sqlalchemy  # noqa: PLC0415 - installed for those who have databases
             from sqlalchemy import exc  # noqa: PLC0415

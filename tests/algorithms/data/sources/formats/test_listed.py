@@ -11,6 +11,13 @@ from staddle.errors import LocalError
 
 GREY = (1, 4, 5)
 rng = np.random.default_rng(0)
+BEGIN = rng.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _from_the_beginning():
+    """So that no test's values depend on which others ran before it."""
+    rng.bit_generator.state = BEGIN
 
 
 def write(path):
@@ -88,7 +95,7 @@ def test_a_line_that_names_no_image_is_told_without_its_text(table, tmp_path, te
         table(lines, **TIMED).read_at(GREY)
     assert str(caught.value) == (
         f"{tmp_path / 'list.csv'}, line 5, column 'file': names no image in data.folder; correct"
-        " it, with / between folders, or add it"
+        " the path, or add the image"
     )
 
 

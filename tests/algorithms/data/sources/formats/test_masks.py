@@ -15,6 +15,13 @@ from staddle.errors import LocalError
 
 SHAPE = (1, 4, 5)
 rng = np.random.default_rng(0)
+BEGIN = rng.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _from_the_beginning():
+    """So that no test's values depend on which others ran before it."""
+    rng.bit_generator.state = BEGIN
 
 
 def write(path, array, **options):

@@ -16,9 +16,19 @@ from support.scans import series_affine, write_nifti, write_series, write_slice
 from staddle.algorithms.data.sources.formats import nifti
 from staddle.algorithms.data.sources.formats.image_files import read_scan
 from staddle.algorithms.data.sources.formats.images import Images
+from staddle.algorithms.data.sources.formats.listed import ListedImages
 from staddle.errors import LocalError
 
 rng = np.random.default_rng(0)
+BEGIN = rng.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _from_the_beginning():
+    """So that no test's values depend on which others ran before it."""
+    rng.bit_generator.state = BEGIN
+
+
 SIDES = (3, 4, 5)  # z, y, x
 WIDE = {"window": [-1000, 3000]}
 
@@ -238,16 +248,21 @@ def damaged_dicom(folder):
     (folder / "a" / "1" / "1.dcm").write_bytes(b"no slice")
 
 
-def two_series(folder):
-    write_series(folder / "a" / "1", numbers())
+def add_slice(folder, series, turn):
+    """One more file in the folder of a series."""
     write_slice(
         folder / "a" / "1" / "more.dcm",
         numbers(SIDES[1:]),
-        SeriesInstanceUID="1.2.4",
-        ImageOrientationPatient=[1, 0, 0, 0, 1, 0],
+        SeriesInstanceUID=series,
+        ImageOrientationPatient=turn,
         ImagePositionPatient=[0, 0, 100],
         PixelSpacing=[0.5, 0.75],
     )
+
+
+def two_series(folder):
+    write_series(folder / "a" / "1", numbers())
+    add_slice(folder, "1.2.4", [1, 0, 0, 0, 1, 0])
 
 
 def a_gap(folder):
@@ -261,14 +276,7 @@ def twice(folder):
 
 def not_parallel(folder):
     write_series(folder / "a" / "1", numbers())
-    write_slice(
-        folder / "a" / "1" / "more.dcm",
-        numbers(SIDES[1:]),
-        SeriesInstanceUID="1.2.3",
-        ImageOrientationPatient=[1, 0, 0, 0, 0, 1],
-        ImagePositionPatient=[0, 0, 100],
-        PixelSpacing=[0.5, 0.75],
-    )
+    add_slice(folder, "1.2.3", [1, 0, 0, 0, 0, 1])
 
 
 def nowhere(folder):
@@ -301,10 +309,10 @@ def picture(folder):
         (placeless_nifti, "a/1.nii: its voxels have no place or size; correct its header"),
         (unknown_values, "a/1.nii: holds NaN or a value beyond float32; clean it first"),
         (damaged_dicom, "a/1/1.dcm: is no DICOM file; move it away"),
-        (two_series, "a/1: its files have 2 SeriesInstanceUID; one folder a series"),
+        (two_series, "a/1: its files have 2 SeriesInstanceUID; give each series its"),
         (a_gap, "a/1: its slices are 2.00 to 4.00 mm apart; a slice is missing, or"),
         (twice, "a/1: its slices are 0.00 to 0.00 mm apart"),
-        (not_parallel, "a/1: its slices are not parallel; one folder a series"),
+        (not_parallel, "a/1: its slices are not parallel; give each series its"),
         (nowhere, "a/1/IM000.dcm: says no ImagePositionPatient, so it is no slice of a volume"),
         (frames, "holds several frames; convert it to NIfTI, such as by dcm2niix"),
         (palette, "is neither grey nor RGB; store it as MONOCHROME2 or RGB"),
@@ -361,6 +369,15 @@ def test_a_volume_is_no_image(tmp_path):
     for how in ({"resize": True}, {"spacing": [0.5, 0.75]}):
         with refused("a/1.nii: holds 3 slices, and the job's model takes images; store one slice"):
             Images(kind="images", folder=tmp_path, **WIDE, **how).read_at((1, 4, 5))
+
+
+def test_a_slice_is_no_volume(tmp_path):
+    write_slice(tmp_path / "a.dcm", numbers((4, 5)))
+    (tmp_path / "list.csv").write_text("file,price\na.dcm,1\na.dcm,2")
+    table = {"file": tmp_path / "list.csv", "folder": tmp_path, "image": "file", "target": "price"}
+    for how in ({"resize": True}, {"spacing": [1, 1, 1]}, {}):
+        with refused("a.dcm: is one slice, and the job's model takes volumes; name the folder of"):
+            ListedImages(kind="listed", **WIDE, **table, **how).read_at((1, 1, 4, 5))
 
 
 def test_a_third_of_a_side_is_a_mean_of_three(tmp_path, read):
