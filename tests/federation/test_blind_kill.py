@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
+import torch
 from federation.keyed import SECURITY, TIMING
 
 from staddle.algorithms.engines.simulation import simulate
@@ -116,6 +117,27 @@ def test_killed_again_and_again(start, document, case):
     running.check_ledgers()
     assert left_over(running) == []
     assert sum(len(running.killed(name)) for name in plans) >= fewest
+
+
+@pytest.mark.timeout(120)
+def test_a_silo_that_draws_in_secret_says_nothing_twice_after_it_was_killed(start, document):
+    """It trains anew, and otherwise: two words under one mask would show by how much."""
+    noise = {"augment": [{"kind": "GaussianNoise", "sigma": 0.5}]}
+    plans = {"north": "every:blind 0 header|outbox"}
+    running = start(*SILOS)
+    begin(running, document, plans, rounds=1, training=noise)
+    running.finished("blind")
+    running.ended()
+    running.stop()
+    check_said_once(running, plans)
+    running.check_ledgers()
+    assert running.killed("north")
+    # Nobody can compute it, not even from all records.
+    (job,) = running.jobs
+    known = simulate(job, running.shards(), exchanges=Quantised(JobPlan(job).bounds))
+    for silo in SILOS:
+        found = running.model(job, silo).parts["classifier"]
+        assert not torch.equal(found["weight"], known.states[silo].parts["classifier"]["weight"])
 
 
 WORDS = ("rename 0.model.words", "rename 1.model.words")
