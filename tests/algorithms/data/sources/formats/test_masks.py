@@ -394,7 +394,7 @@ def test_volumes_are_examined_without_a_job(tmp_path, volumes):
 def test_a_mask_that_is_turned_about_its_diagonal_lies_elsewhere(tmp_path, volumes, fault):
     """Its first and last voxel stay."""
     affine = series_affine()
-    diagonal = affine[:3, :3] @ np.array(DEEP[:0:-1], float)
+    diagonal = affine[:3, :3] @ (np.array(DEEP[:0:-1]) - 1.0)
     axis = diagonal / np.linalg.norm(diagonal)
     cross = np.cross(np.eye(3), axis)
     turn = np.eye(3) + 0.5 * cross + (1 - 0.75**0.5) * cross @ cross
