@@ -94,18 +94,9 @@ class Fit:
         scaled: Callable[[Tensor, Sequence[int]], Tensor],
     ) -> Tensor:
         """The values in the record's spacing, or its size if they are resized."""
+        _check_dimensions(path, scan, shape)
         values, wanted = torch.from_numpy(np.ascontiguousarray(scan.values)), _sides(shape)
         found = values.shape[1:]
-        if len(shape) != SLICE and scan.place is None:
-            raise LocalError(
-                f"{path}: is one slice, and the job's model takes volumes; name the folder of its"
-                " series, or choose a model with input [channels, height, width]"
-            )
-        if len(shape) == SLICE and found[0] > 1:
-            raise LocalError(
-                f"{path}: holds {found[0]} slices, and the job's model takes images; store one"
-                " slice a file, or choose a model with input [channels, depth, height, width]"
-            )
         if self.resize:
             size = wanted
         elif self.spacing is not None:
@@ -120,6 +111,21 @@ class Fit:
             )
         check_fits(path, COPIES * len(values) * prod(size), "its values in the record's spacing")
         return values if tuple(found) == size else scaled(values[None], size)[0]
+
+
+def _check_dimensions(path: Path, scan: Scan, shape: Shape) -> None:
+    """Refuse a volume where the model takes slices, and a slice where it takes volumes."""
+    slices = scan.values.shape[1]
+    if len(shape) != SLICE and scan.place is None:
+        raise LocalError(
+            f"{path}: is one slice, and the job's model takes volumes; name the folder of its"
+            " series, or choose a model with input [channels, height, width]"
+        )
+    if len(shape) == SLICE and slices > 1:
+        raise LocalError(
+            f"{path}: holds {slices} slices, and the job's model takes images; store one"
+            " slice a file, or choose a model with input [channels, depth, height, width]"
+        )
 
 
 def _sides(shape: Shape) -> tuple[int, ...]:
