@@ -205,7 +205,7 @@ FORMS = {
         + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text"
         " rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor*"
         " message:size offset:count cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?"
-        " packages?:code*"
+        " packages?:code* dataset?:text"
     ),
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:message_digest",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
@@ -1183,6 +1183,9 @@ class Account:
             return f"has {a} tensor that is noised, and names {what} paid"
         if paid is None:
             return ""
+        of = record.get("dataset", "")
+        if of not in ("", paid["dataset"]):
+            return f"is of data set {of!r}, paid by data set {paid['dataset']!r}"
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
         # ``default`` makes an empty list of reservations a fault, too.
         if ids != sorted(set(ids)) or max(ids, default=size) >= size:

@@ -5,8 +5,9 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from .. import log
 from ..algorithms.job.class_census import HOLDERS
@@ -97,15 +98,15 @@ class Agent:
         policy: Policy,
         gate: Gate,
         keys: Keys,
-        budget: DatasetBudget | None = None,
+        budgets: Mapping[str, DatasetBudget] = MappingProxyType({}),
     ) -> None:
-        """``keys`` are the silo's own; ``budget`` is of its data set, where the policy sets one."""
+        """``keys`` are the silo's own; ``budgets`` are those that the policy sets, by data set."""
         self._config = config
         self._silo = silo
         self._roster = roster
         self._policy = policy
         self._gate = gate
-        self._budget = budget
+        self._budgets = budgets
         self._group_keys = GroupKeys(roster, keys, gate.protocol, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
@@ -267,7 +268,14 @@ class Agent:
 
     def _log_accepted(self, admitted: Admitted) -> None:
         job = admitted.job
-        log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
+        on = self._policy.on(job.dataset).dataset
+        log.event(
+            "job.accepted",
+            job=job.name,
+            method=job.method_name,
+            dataset=on,
+            signer=admitted.signer,
+        )
         for part in job.method().loadable:
             digest = admitted.digests.get(part, "none: from scratch")
             log.event("weights", job=job.name, part=part, sha256=digest)
@@ -325,7 +333,7 @@ class Agent:
             why = self._gate.signed_sets.objection_to(job)
             if why := why or start_objection(job, jobs, self._policy):
                 raise RefusedError(coordinator, "POLICY", why)
-            check_room(job, self._budget)
+            check_room(job, self._budget(job))
             self._folder(job.name).check_new(signed)
             if job.keyed:
                 self._group_keys.check_new(job)
@@ -366,6 +374,10 @@ class Agent:
 
     def _mixed(self, job: str) -> MixMemory:
         return MixMemory(self._folder(job).path)
+
+    def _budget(self, job: Job) -> DatasetBudget | None:
+        """The budget of the data set that a job is on; None where the policy sets none."""
+        return self._budgets.get(self._policy.on(job.dataset).dataset)
 
     # A round.
 
@@ -544,7 +556,7 @@ class Agent:
 
     def _work(self, admitted: Admitted) -> JobTraining:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
-        private = payer(admitted.job, self._budget, folder)
+        private = payer(admitted.job, self._budget(admitted.job), folder)
         limits = self._policy.file.limits
         caution = Caution.of(limits.max_step, limits.max_parallel)
         return JobTraining(

@@ -60,14 +60,16 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
         return report
     keys, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.SILO)
     policy = report.look("policy", partial(_policy, config))
-    report.look("data", partial(_data, config))
+    for name in config.sources:
+        report.look("data", partial(_data, config, name))
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look(
         "ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys)
     )
-    if policy is not None and policy.budget is not None:
-        report.look("privacy", partial(_privacy, policy.dataset, policy.budget, config))
+    tables = policy.file.dataset if policy else {}
+    for dataset in filter(tables.__contains__, config.names.own):
+        report.look("privacy", partial(_privacy, dataset, tables[dataset], config))
 
     # without keys, roster and policy nothing can be said of a job
     largest = 0
@@ -113,7 +115,7 @@ def _config(path: Path) -> tuple[SiloConfig, str]:
 
 
 def _policy(config: SiloConfig) -> tuple[Policy, str]:
-    policy = policies.load(config.policy, config.dataset)
+    policy = policies.load(config.policy, config.names)
     rules = len(policy.file.allow)
     said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
@@ -132,20 +134,21 @@ def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[boo
     )
 
 
-def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
+def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
     # Images have the size that a job's model asks for, so without a job they cannot be read.
-    source = config.data
+    source = config.sources[name]
     source.check_present()
+    where = f"data set {name!r}, {source.where}" if config.datasets else source.where
     if source.needs_model:
-        said = f"{source.where}: {source.examine()}"
+        said = f"{where}: {source.examine()}"
         return None, f"{said}; --job JOB.json reads them in the size of a job's model"
     try:
         records = source.load(None)
     except UndeclaredError as error:
         return None, f"{error}; --job JOB.json reads the records as a job declares them"
     shape = list(records.x.shape[1:])
-    said = f"{source.where}: {len(records)} records of shape {shape}, {_truths(records)}"
+    said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
     if isinstance(records.x, LazyRecords):
         said += "; read when they are used, so not each of them was looked at"
     return records, said
@@ -186,10 +189,11 @@ def _job(
         ) from error
     if job.privacy is not None:
         try:
-            budgets.check_room(job, policy, config)
+            budgets.check_room(job, policy.on(job.dataset), config)
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
-    why = objection_to(job, keys.entry.id, _signed(config), roster, policy) or start_objection(
+    own = policy.on(job.dataset)
+    why = objection_to(job, keys.entry.id, _signed(config), roster, own) or start_objection(
         job, config.directory / "jobs", policy
     )
     if why:
@@ -204,7 +208,8 @@ def _job(
     folder.check_new(signed)
     if admitted is None:
         return job, said
-    counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
+    on = f" of data set {job.dataset!r}" if job.dataset else ""
+    counts = f"{len(admitted.train)} records{on} to train on, {len(admitted.test)} to test on"
     if not kept.exists():
         # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"

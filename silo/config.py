@@ -9,9 +9,9 @@
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
-    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, whose
-                                      # privacy budget, and by what name the silo remembers over
-                                      # whom sums of them were opened
+    dataset = "heart"                 # whose [dataset.NAME] of the policy [data] is, whose privacy
+                                      # budget, and by what name the silo remembers over whom sums
+                                      # of them were opened; left out: "data"
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -23,6 +23,19 @@
     kind = "npz"               # or "images", "csv", "torchvision", "bundled": each has its own keys
     file = "data.npz"          # arrays x [N, ...], y [N]; if known, class_names [classes], ids [N]
     test_fraction = 0.25       # held out
+
+    [datasets.scans]           # optional: further data sets, for jobs with dataset = "scans"
+
+    [datasets.scans.data]      # as [data]
+    kind = "images"
+    folder = "scans"
+
+    [datasets.survival]
+    records_of = "heart"       # its records are those of that data set, read otherwise: they share
+                               # budget and memory
+
+    [datasets.survival.data]
+    file = "survival.npz"
 
     [training]
     threads = 2
@@ -43,8 +56,9 @@
     listen = "127.0.0.1:9465"
 """
 
+from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import pydantic
 
@@ -53,8 +67,8 @@ from ..algorithms.numerics.devices import Precision
 from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
 from ..security.identity.roster import Pins
+from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
-from ..security.policy.policy import DATASET
 
 
 class Training(Strict):
@@ -80,6 +94,20 @@ class Weights(Strict):
     public: bool = pydantic.Field(default=False, strict=True)
 
 
+class FurtherData(Strict):
+    """A data set next to that of [data].
+
+    ``records_of`` names the data set whose records these are, too; None: none has them.
+    """
+
+    data: registry.Source
+    records_of: DatasetName | None = None
+
+    def below(self, base: Path) -> Self:
+        """The same with its paths relative to a folder."""
+        return self.model_copy(update={"data": self.data.below(base)})
+
+
 class SiloConfig(Strict):
     """The keys of the file; its paths are relative to it until ``load`` resolves them."""
 
@@ -93,9 +121,44 @@ class SiloConfig(Strict):
     log: Literal["text", "json"] = "text"
     trust: Pins
     data: registry.Source
+    datasets: dict[DatasetName, FurtherData] = pydantic.Field(default_factory=dict)
     training: Training = Training()
     weights: tuple[Weights, ...] = ()
     metrics: MetricsConfig | None = None
+
+    @property
+    def sources(self) -> dict[str, registry.Source]:
+        """What is read for each data set, by name; that of [data] comes first."""
+        further = map(attrgetter("data"), self.datasets.values())
+        return {self.dataset: self.data, **dict(zip(self.datasets, further, strict=True))}
+
+    @property
+    def names(self) -> DataSets:
+        """The data sets by name, that of [data] first."""
+        further = {name: own.records_of or name for name, own in self.datasets.items()}
+        return DataSets({self.dataset: self.dataset, **further})
+
+    @pydantic.model_validator(mode="after")
+    def _told_apart(self) -> Self:
+        if self.dataset in self.datasets:
+            raise ValueError(f"[datasets.{self.dataset}] has the name of [data]; choose another")
+        # Privacy that was spent under one name would be forgotten under the other.
+        places: dict[str, str] = {}
+        records = self.names.records
+        for name, of in records.items():
+            if records.get(of) != of:
+                raise ValueError(
+                    f"[datasets.{name}] has records_of = {of!r}, which is no data set here with"
+                    " records of its own; name one that is"
+                )
+            where = self.sources[name].where
+            first = places.setdefault(where, of)
+            if first != of:
+                raise ValueError(
+                    f"[datasets.{name}] reads {where}, as data set {first!r} does; say records_of ="
+                    f' "{first}", so that the two have one privacy budget'
+                )
+        return self
 
 
 def load(path: Path) -> SiloConfig:
@@ -106,6 +169,7 @@ def load(path: Path) -> SiloConfig:
     config = read_toml(path, SiloConfig)
     # Joining keeps absolute paths.
     base = path.parent
+    further = map(methodcaller("below", base), config.datasets.values())
     return config.model_copy(
         update={
             "directory": base / config.directory,
@@ -116,5 +180,6 @@ def load(path: Path) -> SiloConfig:
                 own.model_copy(update={"file": base / own.file}) for own in config.weights
             ),
             "data": config.data.below(base),
+            "datasets": dict(zip(config.datasets, further, strict=True)),
         }
     )

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 
 from .. import log, metrics
 from ..errors import LocalError
@@ -19,7 +21,6 @@ from ..security.ledger.records import Start, StopRecord
 from ..security.log.lock import locked
 from ..security.policy import policy as policies
 from ..security.policy.policy import Policy
-from ..security.policy.release import nothing_paid
 from .admission import budget as budgets
 from .admission.budget import DatasetBudget
 from .admission.signed_sets import check_remembered
@@ -51,8 +52,9 @@ async def serve(config: SiloConfig) -> None:
         )
 
     # Whatever is missing is said before the ledger has a start.
-    policy = policies.load(config.policy, config.dataset)
-    config.data.check_present()
+    policy = policies.load(config.policy, config.names)
+    for source in config.sources.values():
+        source.check_present()
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -72,11 +74,11 @@ async def serve(config: SiloConfig) -> None:
         ledger.put_in_force(policy.digest, policy.text)
 
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
-        with _budget(config, policy, ledger, roster, keys) as budget:
+        with _budgets(config, policy, ledger, roster, keys) as opened:
             # Without a budget nothing counts as paid for, so no private job can upload.
-            paid = budget.paid if budget else nothing_paid
+            paid = budgets.paid_by(opened)
             gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, paid)
-            agent = Agent(config, entry.id, roster, policy, gate, keys, budget)
+            agent = Agent(config, entry.id, roster, policy, gate, keys, opened)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, agent.stop)
@@ -93,28 +95,29 @@ async def serve(config: SiloConfig) -> None:
 
 
 @contextlib.contextmanager
-def _budget(
+def _budgets(
     config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
-) -> Iterator[DatasetBudget | None]:
-    """The privacy budget of the silo's data set.
+) -> Iterator[Mapping[str, DatasetBudget]]:
+    """The privacy budgets of the silo's data sets by name, each its own records.
 
-    None where the policy sets none, so that private jobs are declined.
+    None has one where the policy sets none, so that private jobs are declined.
     """
+    named = config.names.own
+    asked = list(filter(attrgetter("budget"), map(policy.on, named)))
     # A data set under another name begins with an empty budget: nobody but the silo's own people
     # can tell whether its records are the same.
-    spent_on = sorted(ledger.privacy_heads.keys() - ({policy.dataset} if policy.budget else set()))
+    spent_on = sorted(ledger.privacy_heads.keys() - map(attrgetter("dataset"), asked))
     if spent_on:
         why = (
-            "these data sets have budgets in the ledger, but the policy sets another one or none;"
+            "these data sets have budgets in the ledger, but the policy sets others or none;"
             " if they share records, the privacy already spent on them would be forgotten: name the"
             " data set as before, here and in the policy"
         )
-        log.problem("budget.elsewhere", dataset=policy.dataset, spent_on=spent_on, why=why)
-    if policy.budget is None:
-        yield None
-        return
-    with budgets.opened(config.directory, policy, ledger, roster.federation, keys) as budget:
-        yield budget
+        log.problem("budget.elsewhere", dataset=", ".join(named), spent_on=spent_on, why=why)
+    with contextlib.ExitStack() as stack:
+        open_ = partial(budgets.opened, config.directory, ledger=ledger)
+        keyed = partial(open_, federation=roster.federation, keys=keys)
+        yield {own.dataset: stack.enter_context(keyed(policy=own)) for own in asked}
 
 
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:

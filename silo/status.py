@@ -118,7 +118,7 @@ def _allowed(document: object, config: SiloConfig) -> Allowed:
     """Packages whose code may run; the policy is read only for jobs that name one."""
     if not isinstance(document, Mapping) or not runs_others_code(document):
         return ()
-    return policies.load(config.policy, config.dataset).file.packages
+    return policies.load(config.policy, config.names).file.packages
 
 
 def _score(report: Mapping[str, Any], job: Job) -> Mapping[str, Any]:

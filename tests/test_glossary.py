@@ -47,6 +47,8 @@ FORBIDDEN = {
     r"(?<!Moreau )\benvelopes?\b": "'signed document'",
     r"\bin league\b": "'collude'",
 }
+# Most texts have none of them.
+ANY = re.compile("|".join(f"(?:{phrase})" for phrase in FORBIDDEN))
 
 
 def prose(text):
@@ -111,6 +113,8 @@ def notes(path):
 
 def found(text):
     """Every forbidden phrase in a text, with its surroundings and what to write instead."""
+    if not ANY.search(text):
+        return
     for phrase, instead in FORBIDDEN.items():
         for match in re.finditer(phrase, text):
             around = text[max(0, match.start() - 40) : match.end() + 40]

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import repeat
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -128,8 +130,11 @@ class _Loading:
         self._workers, self.where = workers, where
         self._again = partial(_Loading, opened, record, workers, where, forgiving=True)
         self._batches = _Batches()
-        self._loader: DataLoader[Any] | None = None
         self._passes = 0
+        # None, or one. Collected as garbage with this object, it would wait five seconds for each
+        # worker: its queues would end first, and no worker would be told.
+        self._loaders: list[DataLoader[Any]] = []
+        finalize(self, self._loaders.clear)
 
     @cached_property
     def forgiving(self) -> "_Loading":
@@ -141,12 +146,12 @@ class _Loading:
 
         One pass at a time: whoever begins another cannot go on with this one.
         """
-        if self._loader is None or self._loader.pin_memory != pinned:
-            self._loader = self._begun(pinned)
+        if self._pinned != pinned:
+            self._loaders[:] = [self._begun(pinned)]
         self._passes += 1
         this, self._batches.of = self._passes, batches
         with self._watched():
-            found = iter(self._loader)
+            found = iter(self._loaders[0])
         while True:
             if this != self._passes:
                 raise LocalError("a set is read by two at once; this is a bug in Staddle")
@@ -155,8 +160,17 @@ class _Loading:
             if batch is None:
                 return
             if isinstance(batch, LocalError):
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    # With it this frame, the set and its workers would last until a collection.
+                    del batch
             yield batch
+
+    @property
+    def _pinned(self) -> bool | None:
+        """Whether the loader pins memory; None where there is none."""
+        return next(map(attrgetter("pin_memory"), self._loaders), None)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -164,7 +178,7 @@ class _Loading:
             yield
         # torch says so in many ways of a worker that was killed.
         except (RuntimeError, OSError, EOFError) as error:
-            self._loader = None
+            self._loaders.clear()
             raise LocalError(
                 f"{self.where}: records cannot be read: {error or type(error).__name__}; free"
                 " memory, or lower data.workers"

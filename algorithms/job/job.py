@@ -162,6 +162,8 @@ class JobFile(JobSettings):
     silos: Silos
     method: MethodTable
     privacy: PrivacyTable | None = None
+    dataset: Name | None = None
+    """Which of a silo's data sets the job is on; None: the first that each silo has."""
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -324,6 +326,7 @@ class Job:
     metrics: MetricsTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
+    dataset: str | None = None  # of each silo; None: its first
     # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
     # the entry ``start`` of the document that the job was read from
@@ -471,7 +474,9 @@ class Job:
                 "version": method_class(self.method_name, self.name).version,
                 "options": plain(self.method_options),
             },
-            **{key: plain(getattr(self, key)) for key in COPIED},
+            **{key: plain(getattr(self, key)) for key in COPIED if key != "dataset"},
+            # The document of a job that asks for none stays as older releases wrote it.
+            **({"dataset": self.dataset} if self.dataset else {}),
         }
 
     def with_weights(self, directory: Path) -> "Job":

@@ -170,7 +170,7 @@ def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
     return found
 
 
-GROUPS: Sequence[Group] = ("job", "method", "part", "taint", "recipient")
+GROUPS: Sequence[Group] = ("job", "dataset", "method", "part", "taint", "recipient")
 
 
 def summary(
@@ -180,7 +180,7 @@ def summary(
     threshold: Threshold = None,
     as_json: Json = False,
 ) -> None:
-    """Add up what left, by job, method, part, taint and recipient.
+    """Add up what left, by job, data set, method, part, taint and recipient.
 
     With --roster check the receipts too.
 

@@ -15,6 +15,7 @@ from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
+from ...security.policy.data_sets import DATASET
 from ...security.policy.policy import Policy, Verdict
 from ...security.policy.release import MASKED, PADDED, ROTATED, Release
 from ...silo import config as configs
@@ -68,7 +69,8 @@ def check(
         Path | None, typer.Option(help="The roster file that goes with --policy.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="The data set; else the configuration's, or 'data'.")
+        str | None,
+        typer.Option(help="The data set in the policy; else the configuration's, or 'data'."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
@@ -88,6 +90,9 @@ def check(
         # Only a configuration says which silo this is.
         if silo:
             checks.check_member(job, silo, members)
+        # What was asked for counts, as for a silo that is still to be configured.
+        if dataset is None:
+            found = checks.on_data_set(job, found, members.coordinator.id)
     except RefusedError as error:
         if as_json:
             printer.show_json({"accept": False, "code": error.code, "why": error.why})
@@ -130,13 +135,13 @@ def _sources(
                 "say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json"
             )
         # For a silo without a configuration yet, which is still deciding whether to join.
-        return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
+        return policies.load(policy, dataset or DATASET), rosters.load(roster), ""
 
     loaded = configs.load(config)
     members = rosters.load(roster or loaded.roster)
     # Otherwise, whoever can write the roster file could add an operator who signs the job.
     rosters.verify(members, loaded.trust)
-    found = policies.load(policy or loaded.policy, dataset or loaded.dataset)
+    found = policies.load(policy or loaded.policy, dataset or loaded.names)
     return found, members, load_entry(loaded.keys / ENTRY_FILE).id
 
 
@@ -164,6 +169,7 @@ def _lines(
 def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
     """Facts about all rounds; empty texts for those that do not apply."""
     job = plan.job
+    yield f"on data set {policy.dataset!r}" if job.dataset else ""
     yield _blind(job)
     yield together(job)
     yield starts_from(job)

@@ -5,8 +5,10 @@ A person reads and tightens it.
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +24,8 @@ from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.identity import roster as rosters
 from ...security.policy import policy as policies
+from ...security.policy.data_sets import DATASET, DataSets
 from ...security.policy.file import SecureAggregation
-from ...security.policy.policy import DATASET
 from ...security.policy.release import (
     MASKED,
     PADDED,
@@ -44,6 +46,7 @@ from ..privacy import budget_text
 from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100
+LONGEST_NAME = 64  # of a rule
 LISTED = 12  # tensors of a rule that its comment names one by one; more would bury the rule
 KIB = 1024
 # of federations whose silos have about as many records, honest ones stayed below 2.2
@@ -138,8 +141,11 @@ def new(
     ],
     out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
     dataset: Annotated[
-        str, typer.Option(help="The silo's data set, as its configuration calls it.")
-    ] = policies.DATASET,
+        str,
+        typer.Option(
+            help="The silo's data set, as its configuration calls it, for jobs that ask for none."
+        ),
+    ] = DATASET,
     package: Packages = None,
 ) -> None:
     """Write a policy that allows what these jobs upload, and nothing else.
@@ -155,7 +161,9 @@ def new(
 
     # Parsed as the agent will parse it, so that no draft is written that it would reject.
     text = draft(jobs, dataset=dataset)
-    rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
+    named = by_data_set(jobs, dataset)
+    datasets = DataSets(dict(zip(named, named, strict=True)))
+    rules = len(policies.parse(text.encode(), str(out), datasets).file.allow)
     examples.write(out, text, 0o644)
     printer.show(
         f"{out}: {rules} rules. Read each one, then run: staddle policy check JOB.json --config"
@@ -179,11 +187,14 @@ def new(
 class Drafted:
     """One rule as it grows: the parts of one method that bear one name, and their jobs.
 
+    ``dataset``: whose records it is for; empty for all of a silo's.
+
     It grows with each phase and job. ``readers``, ``dtypes`` and ``jobs`` are ordered sets.
     """
 
     method: str
     kind: Kind
+    dataset: str = ""
     # by way and tensor name, the largest
     releases: dict[tuple[str, str], Release] = field(default_factory=dict)
     # of all jobs: one may let the same tensors be read by other silos
@@ -213,21 +224,25 @@ def draft(
 
     ``trust``: the person whose policy it is trusts that the coordinator colludes with no silo, and
     lets sums be over changing silos. Otherwise what to write if they do stands in a comment, and
-    jobs that ask for it are declined. Private jobs spend on the data set of this name.
+    jobs that ask for it are declined. Jobs that ask for no data set are on that of this name.
     """
-    rules: dict[tuple[str, str], Drafted] = {}
+    rules: dict[tuple[str, str, str], Drafted] = {}
+    # A rule that names no data set would let jobs on one do what only jobs on another need.
+    apart = any(map(attrgetter("dataset"), jobs))
     largest = 0
     for job in jobs:
+        of = (job.dataset or dataset) if apart else ""
         for phase in JobPlan(job).phases:
             releases = upload_releases(phase)
             # The largest round of all jobs: the limit holds for any round.
             largest = max(largest, _most(job, phase, releases))
             for release in releases:
-                drafted = Drafted(job.method_name, Kind[release.kind.upper()])
-                rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
+                drafted = Drafted(job.method_name, Kind[release.kind.upper()], of)
+                key = (of, job.method_name, release.part)
+                rules.setdefault(key, drafted).add(release, job.name)
     # Rounded up to whole KiB, for readability.
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    texts = [_rule(part, rule) for (_, part), rule in rules.items()]
+    texts = [_rule(part, rule) for (*_, part), rule in rules.items()]
     return _head(jobs, limit, dataset, trust=trust) + "".join(texts)
 
 
@@ -286,7 +301,17 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
         'max_bytes = "16MiB"',
     ]
     sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
-    return "\n".join([*lines, *sums, *budget_text.table(jobs, dataset)]) + "\n"
+    by_name = by_data_set(jobs, dataset)
+    budgets = chain.from_iterable(map(budget_text.table, by_name.values(), by_name))
+    return "\n".join([*lines, *sums, *budgets]) + "\n"
+
+
+def by_data_set(jobs: Iterable[Job], default: str) -> dict[str, list[Job]]:
+    """The jobs by the data set that they ask for, or get."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.dataset or default, []).append(job)
+    return found
 
 
 def _cells(jobs: Sequence[Job]) -> list[str]:
@@ -440,7 +465,7 @@ def _rule(part: str, rule: Drafted) -> str:
 
     # One rule serves all jobs of a method, so its bounds are those of the largest tensors.
     document: dict[str, Any] = {
-        "name": f"{rule.method}-{part}",
+        "name": "-".join(filter(None, (rule.method, part, rule.dataset)))[:LONGEST_NAME],
         "methods": [rule.method],
         "parts": [part],
         "kinds": [rule.kind.name.lower()],
@@ -454,6 +479,8 @@ def _rule(part: str, rule: Drafted) -> str:
     # Without ``forms`` a rule lets tensors leave in the clear.
     if set(forms) != {PLAIN}:
         document["forms"] = _distinct(forms)
+    if rule.dataset:
+        document["datasets"] = [rule.dataset]
 
     jobs = ", ".join(map(repr, rule.jobs))
     ways = "; ".join(_summary(way, releases) for way, releases in by_way.items())

@@ -188,6 +188,7 @@ class JobRow:
 
     job: str
     methods: tuple[str, ...]
+    datasets: tuple[str, ...]  # of this silo; older messages name none
     packages: tuple[PackageCode, ...]  # that are not Staddle's, as messages name them
     decisions: tuple[At[JobAccept] | At[JobDecline], ...]
     rounds: str  # in which something left
@@ -206,11 +207,12 @@ def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
 
 def _job_row(view: LedgerOverview, job: str) -> JobRow:
     methods: dict[str, None] = {}
+    datasets: dict[str, None] = {}
     packages: dict[PackageCode, None] = {}
     rounds, cohorts = set(), []
     for message in view.messages:
         intent = message.intent
-        methods[intent.method] = None
+        methods[intent.method] = datasets[intent.dataset] = None
         packages |= dict.fromkeys(intent.packages)
         rounds.add(intent.round)
         # Not every message names its cohort.
@@ -220,6 +222,7 @@ def _job_row(view: LedgerOverview, job: str) -> JobRow:
     return JobRow(
         job=job,
         methods=tuple(methods),
+        datasets=tuple(filter(None, datasets)),
         packages=tuple(packages),
         decisions=tuple(view.decisions),
         rounds=spans(rounds),

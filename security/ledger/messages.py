@@ -33,7 +33,7 @@ MESSAGE = "(message)"
 CONTROL = "(control)"  # polls and heartbeats
 PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
-Group = Literal["job", "method", "part", "taint", "recipient"]
+Group = Literal["job", "dataset", "method", "part", "taint", "recipient"]
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -209,6 +209,7 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
         intent = message.intent
         group: dict[Group, str] = {
             "job": intent.job,
+            "dataset": intent.dataset,
             "method": intent.method,
             "recipient": intent.recipient.id,
         }

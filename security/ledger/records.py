@@ -296,7 +296,7 @@ class Intent(Strict):
     rest are canaries among them (security/secagg/masked_sum.py). A padded or rotated one is of one
     part, whose tensors are all of it.
 
-    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dp":null,"form":"plain","hidden":null,"job":"lung-3",
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dataset":"cxr-2024","dp":null,"form":"plain","hidden":null,"job":"lung-3",
     "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"packages":[],
     "policy":{"decision":"allow","file":"e3b0…","rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator",
     "spki":"9f86…"},"round":17,"rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],
@@ -329,6 +329,7 @@ class Intent(Strict):
     dp: Paid | None = None
     # the job's, where it runs code that is not Staddle's; older records have none
     packages: tuple[PackageCode, ...] = ()
+    dataset: Text = ""  # of this silo, whose records the job is on; older records have none
 
     @property
     def part(self) -> str:

@@ -377,6 +377,9 @@ class Rules:
             return f"intent has {_a(noised)} tensor that is noised, and names {named} paid for it"
         if paid is None:
             return ""
+        # Records of one data set cost the budget of no other.
+        if (of := record.get("dataset", "")) not in ("", paid["dataset"]):
+            return f"intent is of data set {of!r}, paid by data set {paid['dataset']!r}"
         ids, head = paid["ids"], self.heads.get(paid["dataset"])
         if not ids or ids != sorted(set(ids)):
             return (

@@ -32,6 +32,7 @@
     recipients = ["coordinator"]
     readers = ["coordinator"]
     forms = ["plain"]
+    datasets = ["cxr-2024"]         # whose records it is for; left out: all of the silo's
 
     [secure_aggregation]   # left out: these
     required = false       # true: nothing leaves in the form "plain"
@@ -50,7 +51,8 @@
                            # which holds only while the coordinator colludes with no silo
 
     [dataset.cxr-2024]      # budget of a data set, shared by all jobs; the silo's configuration
-                            # names the data set: dataset = "cxr-2024"
+                            # names the data set: dataset = "cxr-2024". One budget for a data set
+                            # means one for each
     unit = "record"
     epsilon = 8.0
     delta = 1e-5
@@ -213,8 +215,8 @@ class BudgetTable(Strict):
 class AllowRule(Strict):
     """One ``[[allow]]``: the methods and parts that it covers, and which tensors may leave.
 
-    Only the first rule with a method and part decides. ``max_elements`` is per tensor, ``max_norm``
-    per part.
+    Only the first rule with a method, part and data set decides. ``max_elements`` is per tensor,
+    ``max_norm`` per part.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
@@ -231,6 +233,16 @@ class AllowRule(Strict):
     recipients: Annotated[tuple[str, ...], Some]
     readers: Annotated[tuple[str, ...], Some]
     forms: Annotated[tuple[Form, ...], Some] = ("plain",)
+    datasets: tuple[DatasetName, ...] = ()  # none: all
+
+    def covers(self, method: str, part: str, dataset: str) -> bool:
+        """Whether the rule is for a part of a method on a data set."""
+        everywhere = not self.datasets
+        return (
+            method in self.methods
+            and part in self.parts
+            and (everywhere or dataset in self.datasets)
+        )
 
     def check(
         self, release: Release, recipient: str, readers: Sequence[str], reasons: Reasons

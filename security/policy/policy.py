@@ -8,14 +8,16 @@ file.py shows the file.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, filterfalse
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ...errors import LocalError
 from ...files.documents import parse_toml, read_bytes
+from .data_sets import DATASET, DataSets
 from .file import AllowRule, BudgetTable, PolicyFile
 from .release import ITEM_BYTES, PLAIN, Reasons, Release, shown_exact
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 # Bytes; as a text in a record at most twice as many, which fit into its line (security/log/).
 MAX_FILE = 256 * 1024
-DATASET = "data"  # name of a silo's data set where its configuration gives none
 DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 
@@ -69,18 +70,28 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy, and its file as it goes into the ledger: SHA-256 (hex) and text."""
+    """A policy for jobs on one data set, and its file as it goes into the ledger: SHA-256 (hex)
+    and text.
+    """
 
     file: PolicyFile
     digest: str
     text: str
-    dataset: str = DATASET  # whose records this silo's jobs are on
+    dataset: str = DATASET  # of ``datasets``, whose records the job is on
+    datasets: DataSets = field(default_factory=DataSets.one)
+
+    def on(self, asked: str | None) -> Self:
+        """The policy for a job that asks for this data set, or for none.
+
+        LocalError where the silo has no such data set.
+        """
+        return replace(self, dataset=self.datasets.of(asked))
 
     def rule(self, method: str, part: str) -> AllowRule | None:
-        """The first rule for a method and part, which alone decides."""
+        """The first rule for a method, a part and the data set, which alone decides."""
         # Only the first: a wider rule further down must not allow what this one forbids.
-        rules = (rule for rule in self.file.allow if part in rule.parts)
-        return next((rule for rule in rules if method in rule.methods), None)
+        covers = methodcaller("covers", method, part, self.dataset)
+        return next(filter(covers, self.file.allow), None)
 
     def decide(
         self,
@@ -216,18 +227,19 @@ class Policy:
         )
 
 
-def load(path: Path, dataset: str = DATASET) -> Policy:
-    """Read a policy file for this data set; the digest is of the very bytes that were parsed.
+def load(path: Path, datasets: str | DataSets = DATASET) -> Policy:
+    """Read a policy file for these data sets; the digest is of the very bytes that were parsed.
 
     LocalError if the file cannot be read, or ``parse`` refuses it.
     """
-    return parse(read_bytes(path), str(path), dataset)
+    return parse(read_bytes(path), str(path), datasets)
 
 
-def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
-    """Check the bytes of a policy file.
+def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> Policy:
+    """Check the bytes of a policy file, for the data set of this name or for these.
 
-    LocalError also for a file that the ledger cannot hold, or that is for other data sets only.
+    The policy is that of jobs that ask for no data set. LocalError also for a file that the ledger
+    cannot hold, or that does not name the data sets as the silo does.
     """
     if len(data) > MAX_FILE:
         raise LocalError(
@@ -237,10 +249,25 @@ def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
     # Unknown keys are errors, since a mistyped bound would bound nothing.
     file = parse_toml(data, PolicyFile, origin)
 
-    # A mistyped name would protect nothing, and nobody would see it.
-    if file.dataset and dataset not in file.dataset:
+    if isinstance(datasets, str):
+        datasets = DataSets.one(datasets)
+    _check_named(file, datasets.own, origin)
+    digest = hashlib.sha256(data).hexdigest()
+    return Policy(file, digest, data.decode(), datasets.of(None), datasets)
+
+
+def _check_named(file: PolicyFile, datasets: Collection[str], origin: str) -> None:
+    """LocalError where a name would protect nothing, and nobody would see it."""
+    lacking = list(filterfalse(file.dataset.__contains__, datasets))
+    if lacking and file.dataset.keys() - datasets:
         raise LocalError(
             f"{origin}: has [dataset.{'], [dataset.'.join(file.dataset)}], and this silo's data set"
-            f" is {dataset!r}; name it alike here and in the silo's configuration (dataset = …)"
+            f" is {lacking[0]!r}; name it alike here and in the silo's configuration (dataset = …)"
         )
-    return Policy(file, hashlib.sha256(data).hexdigest(), data.decode(), dataset)
+    # Without the rule, what it forbids would be judged by a wider one further down.
+    for rule in file.allow:
+        if strange := sorted(set(rule.datasets).difference(datasets)):
+            raise LocalError(
+                f"{origin}: rule {rule.name!r} is for data set {strange[0]!r}, and this silo has"
+                f" {', '.join(datasets)}; name it alike here and in the silo's configuration"
+            )

@@ -29,6 +29,8 @@ SHOWN = 3  # tensors that a reason names one by one
 
 # Whether a budget holds the reservation of this number, made by the job of this digest.
 Paid: TypeAlias = Callable[[int, str], bool]
+# The same of the budget of the data set that is named first.
+PaidBy: TypeAlias = Callable[[str, int, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ def shown_exact(releases: Sequence[Release]) -> str:
     return f"{names} and {hidden} more" if hidden > 0 else names
 
 
-def nothing_paid(_: int, __: str) -> bool:
-    """``Paid`` for a silo whose data set has no budget."""
+def nothing_paid(_: str, __: int, ___: str) -> bool:
+    """``PaidBy`` for a silo whose data sets have no budgets."""
     return False
 
 

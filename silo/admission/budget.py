@@ -1,4 +1,4 @@
-"""The privacy budget of this silo's data set, while its agent runs (security/dp/budget.py).
+"""The privacy budgets of this silo's data sets, while its agent runs (security/dp/budget.py).
 
 ``<directory>/privacy/<data set>/`` stands next to the silo's ledger, which has a ``privacy.head``
 of it for each reservation. The agent opens it at its start, where the policy has a table for the
@@ -34,6 +34,7 @@ from ...security.log.tree_head import TreeHead
 from ...security.policy import policy as policies
 from ...security.policy.file import BudgetTable
 from ...security.policy.policy import Policy
+from ...security.policy.release import PaidBy
 from ..config import SiloConfig
 
 FOLDER = "privacy"
@@ -109,6 +110,16 @@ class DatasetBudget:
         return self._budget.paid(reservation, job_digest)
 
 
+def paid_by(budgets: Mapping[str, DatasetBudget]) -> PaidBy:
+    """What the gate asks before anything leaves, of the open budgets by data set."""
+
+    def paid(dataset: str, reservation: int, job_digest: str) -> bool:
+        budget = budgets.get(dataset)
+        return budget is not None and budget.paid(reservation, job_digest)
+
+    return paid
+
+
 @contextlib.contextmanager
 def opened(
     directory: Path, policy: Policy, ledger: Ledger, federation: str, keys: Keys
@@ -159,7 +170,7 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
 
     LocalError for a budget that is broken.
     """
-    policy = policies.load(config.policy, config.dataset)
+    policy = policies.load(config.policy, config.names)
     entry = load_entry(config.keys / ENTRY_FILE)
     # read first: what is spent meanwhile is in the budget before it is in the ledger
     heads = _heads(config)

@@ -437,8 +437,9 @@ def admit(
     job = job.with_weights(config.directory)
     plan = JobPlan(job)
 
-    # (3) We are one of its silos.
+    # (3) We are one of its silos, and have the data set that it asks for.
     check_member(job, silo, roster)
+    policy = on_data_set(job, policy, coordinator)
 
     # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
     # rounds uploads.
@@ -466,13 +467,22 @@ def admit(
     return Admitted(plan, declared, signer, train, test, weights, digests, public)
 
 
+def on_data_set(job: Job, policy: Policy, coordinator: str) -> Policy:
+    """The policy for the data set that a job asks for; RefusedError where this silo has none."""
+    try:
+        return policy.on(job.dataset)
+    except LocalError as error:
+        raise RefusedError(coordinator, "DATA", str(error)) from error
+
+
 def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[Dataset, Dataset]:
     # The split follows from a secret of this silo: the coordinator cannot tell on which records a
     # model was tested.
-    where = config.data.where
-    records = config.data.load(job.model, job.features, wary=job.method().trains)
+    source = config.sources[job.dataset or config.dataset]
+    where = source.where
+    records = source.load(job.model, job.features, wary=job.method().trains)
     check_records(job, records, where)
-    train, test = split(records, key, config.data.test_fraction)
+    train, test = split(records, key, source.test_fraction)
     check_training(job, train, silo, where)
     check_testing(job, test, where)
     return train, test

@@ -49,14 +49,16 @@ class SignedSets:
 
         All sets that the job draws with this silo are judged in turn.
         """
-        return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, self._policy)
+        policy = self._policy.on(job.dataset)
+        return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, policy)
 
     def objection(self, job: Job, silos: Collection[str], proven: Collection[str] = ()) -> str:
         """Why no sum of this job may be opened over these silos; empty if it may.
 
         Silos that are ``proven`` to have misdealt in it count as if they had left the federation.
         """
-        return objection(job, silos, self._ledger.signed, self._roster, self._policy, proven)
+        policy = self._policy.on(job.dataset)
+        return objection(job, silos, self._ledger.signed, self._roster, policy, proven)
 
     def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
         """The silos against which there is evidence.
@@ -76,7 +78,7 @@ class SignedSets:
             job_digest=job.digest,
             round=attempt.round,
             ctx=attempt.ctx.hex(),
-            dataset=self._policy.dataset,
+            dataset=self._policy.on(job.dataset).dataset,
             survivors=tuple(survivors),
             absent=tuple(sorted(self._roster.silo_ids.difference(survivors))),
             values="fixed" if tells_fixed(job) else "varying",

@@ -34,6 +34,7 @@ know what the declared numbers say: a method can write anything into the tensors
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NoReturn
 
 from ... import log
@@ -50,7 +51,7 @@ from ...security.identity import roster as rosters
 from ...security.ledger import records
 from ...security.ledger.egress_ledger import Ledger
 from ...security.policy.policy import Policy
-from ...security.policy.release import Paid, nothing_paid, own_part, unpaid
+from ...security.policy.release import PaidBy, nothing_paid, own_part, unpaid
 from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import brought_fault
 from ..admission.signed_sets import SignedSets
@@ -98,9 +99,9 @@ class Gate:
         policy: Policy,
         roster: rosters.Roster,
         witness: Witness,
-        paid: Paid = nothing_paid,
+        paid: PaidBy = nothing_paid,
     ) -> None:
-        """``paid`` knows the reservations of the privacy budget of this silo's data set."""
+        """``paid`` knows the reservations of the privacy budgets of this silo's data sets."""
         self._ledger = ledger
         self._policy = policy
         self._roster = roster
@@ -292,7 +293,8 @@ class Gate:
         norms: Mapping[str, float] | None,
     ) -> records.Applied:
         """The rule of the policy by which an upload leaves; DeniedError where none lets it."""
-        decision = self._policy.decide(
+        policy = self._policy.on(declared.dataset)
+        decision = policy.decide(
             declared.method,
             outgoing.releases,
             self._roster.coordinator.id,
@@ -307,7 +309,8 @@ class Gate:
         return records.Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
     async def _check_paid(self, declared: Declared, round_: int, outgoing: Outgoing) -> None:
-        reasons = unpaid(outgoing.releases, declared.digest, self._paid)
+        paid = partial(self._paid, self._policy.on(declared.dataset).dataset)
+        reasons = unpaid(outgoing.releases, declared.digest, paid)
         if reasons:
             await self._denials.deny(declared.job, declared.digest, round_, reasons)
 
@@ -324,6 +327,7 @@ class Gate:
         # All that a reader of the ledger needs to judge the upload stands in this record: who, for
         # which job, by which rule, in which form, for whom, paid by which reservations.
         releases, readers = outgoing.releases, outgoing.readers
+        dataset = self._policy.on(declared.dataset).dataset
         record = records.Intent(
             silo=self._ledger.silo,
             job=declared.job,
@@ -343,7 +347,8 @@ class Gate:
             cohort=tuple(cohort),
             secagg=outgoing.secagg,
             hidden=outgoing.hidden,
-            dp=records.Paid.of(self._policy.dataset, releases),
+            dp=records.Paid.of(dataset, releases),
+            dataset=dataset,
             packages=tuple(records.PackageCode(**vars(package)) for package in declared.packages),
         )
         return self._ledger.append(record).seq

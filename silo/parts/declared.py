@@ -71,6 +71,7 @@ class Declared:
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()
     silos: tuple[str, ...] = ()  # of a blind job
     packages: tuple[Package, ...] = ()  # whose code the job runs
+    dataset: str | None = None  # that the job asks for; None: the silo's first
     # what evaluation counts; None for the task of an installed package
     counting: Counting | None = None
 
@@ -88,6 +89,7 @@ class Declared:
             phases=tuple((phase["from_round"], _sent(phase["up"])) for phase in schema),
             records=None if document["privacy"] else records,
             packages=tuple(Package(**each) for each in document.get("packages", ())),
+            dataset=document.get("dataset"),
             counting=None if known is None else known.counting,
         )
         if security["secure_aggregation"] == "off":

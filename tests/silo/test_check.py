@@ -193,6 +193,32 @@ def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation,
     assert f"{folder}/scans: 2 files of images, 2 classes; --job JOB.json reads" in found.text
 
 
+def test_each_data_set_is_looked_at_and_each_budget(federation, made, config):
+    """A job is judged by the records of the data set that it asks for."""
+    shutil.copy(config.parent / "data.npz", config.parent / "scans.npz")
+    further = '\n[datasets.scans.data]\nfile = "scans.npz"\ntest_fraction = 0.5\n'
+    config.write_text(config.read_text() + further)
+    policy = config.parent / "policy.toml"
+    text = policy.read_text() + dataset() + dataset(epsilon=3.0).replace(".data]", ".scans]")
+    policy.write_text(text)
+    made.job("asked", dataset="scans")
+    signed = federation.folder / "jobs" / "asked.json"
+    signed.write_bytes(made.signed("asked"))
+    del made.jobs["asked"]
+    told = [each.text for each in check(config, [signed]).findings]
+    assert [text.split(", ")[0] for text in told if text.startswith("data set")] == [
+        "data set 'data'", "data set 'scans'",
+        "data set 'data': epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0",
+        "data set 'scans': epsilon = 0 of 3.0 at delta = 0.00001 is spent; jobs that spent: 0",
+    ]  # fmt: skip
+    (job,) = (text for text in told if "this silo would accept" in text)
+    assert "records of data set 'scans' to train on" in job
+    (config.parent / "scans.npz").unlink()
+    faults = {each.name: each.text for each in check(config, [signed]).findings if not each.ok}
+    assert "scans.npz: no such file" in faults["data"]
+    assert "would decline the job, DATA" in faults["job"]
+
+
 def test_data_and_weights_that_cannot_be_read(federation, look, config):
     (federation.folder / "silo-a" / "data.npz").write_bytes(b"x")
     config.write_text(

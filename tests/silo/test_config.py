@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.formats.images import Images
@@ -7,6 +8,7 @@ from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.proto.channel import checked_address
+from staddle.security.policy.data_sets import DataSets
 from staddle.silo import config as configs
 
 FOUNDER = "SHA256:" + "A" * 43
@@ -91,6 +93,65 @@ def test_what_is_wrong_is_named(load, text, said):
         load(text)
     assert said in str(caught.value)
     assert "silo.toml" in str(caught.value)
+
+
+FURTHER = """
+[datasets.scans.data]
+kind = "images"
+folder = "scans"
+
+[datasets.risks]
+records_of = "heart"
+
+[datasets.risks.data]
+file = "records/data.npz"
+test_fraction = 0.5
+"""
+
+
+def test_further_data_sets_have_names_and_records(load, tmp_path):
+    config = load('dataset = "heart"\n' + TEXT + FURTHER)
+    assert list(config.sources) == ["heart", "scans", "risks"]
+    assert config.sources["scans"].folder == tmp_path / "scans"
+    assert config.sources["risks"] == Npz(file=tmp_path / "records/data.npz", test_fraction=0.5)
+    names = config.names
+    assert names.own == ("heart", "scans")
+    assert [names.of(name) for name in (None, "heart", "scans", "risks")] == [
+        "heart", "heart", "scans", "heart",
+    ]  # fmt: skip
+    with refused("is for data set 'data', and this silo has heart, scans, risks; add"):
+        names.of("data")
+    assert load(TEXT).names == DataSets.one()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('dataset = "heart"', 'dataset = "scans"', "[datasets.scans] has the name of [data]"),
+        ('records_of = "heart"', 'records_of = "hart"', "[datasets.risks] has records_of = 'hart'"),
+        ('records_of = "heart"', 'records_of = "risks"', "as data set 'heart' does; say"),
+        # of a data set that has none of its own
+        (
+            "[datasets.scans.data]",
+            '[datasets.scans]\nrecords_of = "risks"\n[datasets.scans.data]',
+            "[datasets.scans] has records_of = 'risks', which is no",
+        ),
+        ('records_of = "heart"\n', "", "as data set 'heart' does; say records_of = \"heart\""),
+        (
+            'records_of = "heart"',
+            'records_of = "scans"',
+            "as data set 'heart' does; say",
+        ),
+        ("[datasets.risks", "[datasets.Risks", "datasets"),
+        ('kind = "images"', 'kind = "image"', "datasets.scans.data: kind = 'image': no such kind"),
+    ],
+)
+def test_data_sets_are_told_apart(load, old, new, said):
+    text = 'dataset = "heart"\n' + TEXT + FURTHER
+    assert old in text
+    with pytest.raises(LocalError) as caught:
+        load(text.replace(old, new))
+    assert said in str(caught.value)
 
 
 def test_a_local_federation_writes_what_this_reads(made, tmp_path):

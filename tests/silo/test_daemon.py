@@ -11,6 +11,7 @@ from support.refusals import refused
 
 from staddle import log
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit
@@ -19,6 +20,8 @@ from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon
+from staddle.silo.admission.budget import paid_by
+from staddle.silo.config import FurtherData
 
 SILO = "silo-a"
 
@@ -96,17 +99,38 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
 
 def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_it(config, serve):
     serve()
-    assert serve.budgets == [None]
+    assert serve.budgets == [{}]
     assert not (config.directory / "privacy").exists()
     text = config.policy.read_text()
     for epsilon in (8.0, 8.0, 6.0):
         config.policy.write_text(text + dataset(epsilon=epsilon))
         serve()
-        assert serve.budgets[-1].paid(0, "ab" * 32) is False
+        assert serve.budgets[-1]["data"].paid(0, "ab" * 32) is False
     found = stored(config.directory / "privacy" / "data")
     assert [record["type"] for record in found] == ["budget.opened", "budget.limit", "budget.limit"]
     assert [record["epsilon"] for record in found[1:]] == ["8.0", "6.0"]
     assert found[2]["policy"] == sha256(config.policy.read_bytes()).hexdigest()
+
+
+def test_each_data_set_with_a_budget_has_one_of_its_own(config, serve):
+    """What reads the records of another data set has that one's."""
+    further = {
+        "scans": FurtherData(data=Npz(file=config.directory.parent / "scans.npz")),
+        "risks": FurtherData(data=config.data, records_of="data"),
+    }
+    config.datasets.update(further)
+    with refused("scans.npz: no such file; data.file in the configuration names"):
+        serve()
+    shutil.copy(config.data.file, further["scans"].data.file)
+    text = config.policy.read_text() + dataset()
+    config.policy.write_text(text)
+    serve()
+    assert serve.budgets[-1].keys() == {"data"}
+    config.policy.write_text(text + dataset().replace("dataset.data", "dataset.scans"))
+    serve()
+    paid = paid_by(serve.budgets[-1])
+    assert serve.budgets[-1].keys() == {"data", "scans"}
+    assert not any(paid(name, 0, "ab" * 32) for name in ("data", "scans", "other"))
 
 
 def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):

@@ -35,9 +35,9 @@ from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy import policy as policies
-from staddle.security.policy.release import nothing_paid
 from staddle.silo import config as configs
 from staddle.silo import daemon
+from staddle.silo.admission import budget as budgets
 from staddle.silo.admission.signed_sets import check_remembered
 from staddle.silo.agent import Agent
 from staddle.silo.egress.gate import Gate
@@ -260,14 +260,14 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     with Ledger.open(folder / "ledger", SILO, world.roster.federation, keys.log) as ledger:
         check_remembered(folder / "jobs", ledger)
         write_start(ledger, "test", rosters.digest(world.roster), rules.digest)
-        with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
+        with daemon._budgets(config, rules, ledger, world.roster, keys) as opened:
             async with listening(hostile) as address:
                 witness = Witness(ledger, world.roster, keys, folder / HEADS)
                 client = open_client(address, keys, world.roster)
-                paid = budget.paid if budget else nothing_paid
+                paid = budgets.paid_by(opened)
                 gate = Gate(client, ledger, rules, world.roster, witness, paid)
                 config = config.model_copy(update={"coordinator": address})
-                agent = Agent(config, SILO, world.roster, rules, gate, keys, budget)
+                agent = Agent(config, SILO, world.roster, rules, gate, keys, opened)
                 await told_all(hostile, agent, seconds)
         write_stop(ledger, "asked to stop")
     assert complaints == [], complaints

@@ -175,8 +175,9 @@ def write_intent(ledger, *, round_number, releases, readers, message_bytes, data
     """An intent of these releases; the other fields are those of the record."""
     fields |= {"silo": ledger.silo, "round": round_number, "readers": tuple(readers)}
     fields |= {"tensors": tuple(Tensor.of(release, readers) for release in releases)}
-    fields |= {"message": Size(bytes=message_bytes), "dp": Paid.of(dataset, releases)}
-    return ledger.append(Intent(**fields))
+    fields |= {"message": Size(bytes=message_bytes)}
+    paid = {"dp": Paid.of(dataset, releases), "dataset": dataset}
+    return ledger.append(Intent(**paid | fields))
 
 
 def write_digest(ledger, ref, tensors, message):

@@ -500,6 +500,7 @@ BROKEN = [
     [head(dataset="other"), private(2)],
     [head(2), private(2)],
     [head(2), private(1, dataset="other")],
+    [head(), private(2, dp={"dataset": "data", "ids": [2]}) | {"dataset": "other"}],
     [head(), private()],
     [head(), private(3, 2)],
     [head(), private(2, 2)],

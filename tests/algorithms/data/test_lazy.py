@@ -1,18 +1,20 @@
 """Records that are read when they are used: which, in which order, by whom, and what goes wrong."""
 
+import contextlib
 import gc
 import os
 import select
 import signal
 import subprocess
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.numbered import N, numbered
+from support.numbered import N, lazily, numbered
 from support.refusals import refused
 
 from staddle.algorithms.data.dataset import (
@@ -26,6 +28,7 @@ from staddle.algorithms.data.dataset import (
 from staddle.algorithms.data.lazy import LazyRecords
 from staddle.algorithms.data.sources.installed import Installed
 from staddle.algorithms.numerics.devices import CPU
+from staddle.errors import LocalError
 from staddle.files.processes import Flag
 
 
@@ -133,7 +136,7 @@ def test_a_worker_that_is_killed_is_told_and_the_next_pass_has_others():
         data.read()
     records = numbered(workers=1)
     next(records.batches([np.arange(4)] * 9))
-    reading = records._loading._loader._iterator
+    reading = records._loading._loaders[0]._iterator
     (worker,) = reading._workers
     # Of an event it could hold the lock, for ever once it is killed.
     assert isinstance(reading._workers_done_event, Flag)
@@ -142,6 +145,32 @@ def test_a_worker_that_is_killed_is_told_and_the_next_pass_has_others():
     with refused("the set: records cannot be read: "):
         records.whole()
     assert torch.equal(records.whole()[:, 0], torch.arange(50.0))
+
+
+def test_workers_of_a_set_that_is_garbage_end_by_themselves():
+    """Collected with its queues, a loader would wait for each in vain and then terminate it."""
+    records = numbered(workers=2)
+    next(records.batches([np.arange(4)] * 9))
+    workers = records._loading._loaders[0]._iterator._workers
+    cycle = [records]
+    cycle.append(cycle)
+    del records, cycle
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_a_set_with_an_error_lasts_no_longer_than_its_caller_has_it():
+    data = Dataset(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64))
+    records = lazily(data, 1, {3}).x
+    gc.disable()
+    try:
+        with contextlib.suppress(LocalError):
+            records.whole()
+        loader = weakref.ref(records._loading._loaders[0])
+        del records
+        assert loader() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -185,7 +214,7 @@ def test_workers_end_with_the_process_that_they_read_for(tmp_path):
         "x = numbered(workers=2)\n"
         "found = x.batches([numpy.arange(4)] * 9)\n"
         "next(found)\n"
-        "workers = x._loading._loader._iterator._workers\n"
+        "workers = x._loading._loaders[0]._iterator._workers\n"
         "print(*[worker.pid for worker in workers], flush=True)\n"
         "sys.stdin.read()\n"
     )

@@ -142,8 +142,20 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
     assert job.document()["training"]["lr"] == "0.1"
 
 
+def test_a_job_that_asks_for_a_data_set_is_another_job(make_job):
+    """Its draws, too: sums of two jobs alike would be compared (SECURITY.md rule 35)."""
+    plain, asked = make_job(), make_job(dataset="scans")
+    assert {**asked.document(), "dataset": None} == {**plain.document(), "dataset": None}
+    assert asked.document()["dataset"] == "scans"
+    assert plain.for_federation().root != asked.for_federation().root
+    assert Job.from_document(asked.document(), "wire", ()).dataset == "scans"
+    with pytest.raises(ValueError, match="dataset"):
+        make_job(dataset="A B")
+
+
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     outside = {"start", "packages"}  # of jobs whose model or method is not Staddle's own
+    outside.add("dataset")  # of jobs that ask for one
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED} - outside
     # not of the file: the method's, how the job came, and where its file of weights lies
     other = {"method_name", "method_options", "federated", "signed_start", "weights_file"}

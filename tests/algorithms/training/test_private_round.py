@@ -943,10 +943,10 @@ def test_stages_that_cannot_be_paid_for_are_refused_before_they_train(make_priva
 
 
 def test_an_account_holds_a_job_to_what_it_planned(make_private):
-    job = make_private("fedavg", rounds=20)  # and one more for what a crash interrupts
+    job = make_private("fedavg", rounds=5)  # and one more for what a crash interrupts
     account = MemoryAccount(job)
     private = silo_of(job, account=account)
-    for _ in range(21):
+    for _ in range(6):
         outcome = one_round(job, private=private)
         account.commit(outcome.spending)
     said = r"round 0 of job 'test' takes 2 steps for 'training', of those planned 0"

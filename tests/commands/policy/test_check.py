@@ -361,6 +361,33 @@ def test_a_plain_job_is_declined_where_the_data_set_has_to_be_protected(check):
     assert "would leave as computed from records without noise" in shown
 
 
+def test_a_job_is_judged_for_the_data_set_that_it_asks_for(federation, tmp_path):
+    """As the agent does, and a job on one that this silo lacks is declined."""
+    config = federation.silo_config("a")
+    jobs = [
+        local_federation.sign_job(federation, {**job(name), "dataset": name})
+        for name in ("scans", "absent")
+    ]
+    silo = tmp_path / "silo.toml"
+    text = (
+        config.read_text()
+        .replace('= "', f'= "{config.parent}/', 5)
+        .replace(f"{config.parent}/localhost", "localhost")
+    )
+    silo.write_text(text + '[datasets.scans.data]\nfile = "scans.npz"\n')
+    policy = tmp_path / "policy.toml"
+    policy.write_text(draft(jobs[:1], trust=True))
+    options = ("--config", silo, "--policy", policy)
+    signed = [federation.folder / "jobs" / f"{each.name}.json" for each in jobs]
+    shown = policy_command("check", signed[0], *options)
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    assert "on data set 'scans'" in shown.output.splitlines()
+    declined = policy_command("check", signed[1], *options)
+    assert declined.exit_code == 1
+    said = "would DECLINE the job, DATA: the job is for data set 'absent', and this silo has data,"
+    assert said in " ".join(declined.output.split())
+
+
 def test_the_data_set_is_that_of_the_configuration_or_named(federation, private, tmp_path):
     folder = federation.folder
     text = draft([Job.from_toml(folder / "jobs" / "costly.toml")], dataset="cxr")

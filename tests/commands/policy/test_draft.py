@@ -21,6 +21,7 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.rdp import cost, shown
 from staddle.security.identity import roster as rosters
 from staddle.security.policy import policy as policies
+from staddle.security.policy.data_sets import DataSets
 from staddle.security.preflight import size
 from staddle.silo.admission.checks import outflows, sum_objections
 from staddle.silo.admission.private_jobs import privacy_objections
@@ -132,6 +133,33 @@ def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs
         most = max(spec.elements for spec in extractor.tensors)
         assert rules["fedper-extractor"].max_elements == most
         assert "'small', 'large'" in draft([small, large])
+
+
+def test_a_draft_of_jobs_on_data_sets_has_rules_and_a_budget_for_each(federation, roster):
+    """What one data set's jobs upload is allowed of no other."""
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.25}
+    first, other, private = (
+        local_federation.sign_job(federation, job_document(SILOS, name=name, **fields))
+        for name, fields in (
+            ("first", {"method": {"name": "fedavg"}}),
+            ("other", {"method": {"name": "fedper"}, "dataset": "scans"}),
+            ("private", {"method": {"name": "fedavg"}, "dataset": "bloods", "privacy": privacy}),
+        )
+    )
+    names = DataSets({name: name for name in ("heart", "scans", "bloods")})
+    policy = policies.parse(draft([first, other, private], dataset="heart").encode(), "p", names)
+    assert {rule.name: rule.datasets for rule in policy.file.allow} == {
+        "fedavg-model-heart": ("heart",), "fedavg-metrics-heart": ("heart",),
+        "fedper-extractor-scans": ("scans",), "fedper-metrics-scans": ("scans",),
+        "fedavg-model-bloods": ("bloods",), "fedavg-metrics-bloods": ("bloods",),
+    }  # fmt: skip
+    assert list(policy.file.dataset) == ["bloods"]
+    assert policy.file.dataset["bloods"].required
+    for job in (first, other, private):
+        check_agreed(job, policy.on(job.dataset), roster)
+    for job in (first, private):
+        (flow, *_) = outflows(JobPlan(job), roster, policy.on("scans"))
+        assert not flow.decision.allow
 
 
 def test_a_draft_says_of_each_rule_what_it_is(jobs):

@@ -10,7 +10,7 @@ from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import CONTROL, MESSAGE
-from staddle.security.ledger.records import Applied, PolicyChange
+from staddle.security.ledger.records import Applied, Paid, PolicyChange
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
 
@@ -56,7 +56,7 @@ def test_intent_holds_what_the_rules_ask_for(path):
         "readers": ["coordinator"], "form": "plain",
         "policy": {"file": book.HASH, "rule": "update", "decision": "allow"},
         "message": {"bytes": book.BYTES}, "offset": 0, "cohort": [], "secagg": None,
-        "hidden": None, "dp": None, "packages": [], "tensors": tensors,
+        "hidden": None, "dp": None, "packages": [], "tensors": tensors, "dataset": "",
     }  # fmt: skip
 
 
@@ -225,6 +225,10 @@ def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
             book.intend(ledger, releases=book.DP, dataset="scans")
         with pytest.raises(LocalError, match="data set '', whose last head has 0 records"):
             book.intend(ledger, releases=book.DP)
+        # records of one data set cost the budget of no other
+        paid = Paid.of("data", book.DP)
+        with pytest.raises(LocalError, match="of data set 'scans', paid by data set 'data'"):
+            book.intend(ledger, releases=book.DP, dataset="scans", dp=paid)
         ref = book.intend(ledger, releases=book.DP, dataset="data")
     found = next(message for message in ledger_view.messages(path) if message.seq == ref)
     assert (found.intent.dp.dataset, found.intent.dp.ids) == ("data", (2, 4))

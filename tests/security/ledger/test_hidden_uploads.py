@@ -21,7 +21,8 @@ def path(tmp_path):
 
 
 GOLDEN_PADDED = (
-    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"padded",'
+    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dataset":"","dp":null,'
+    '"form":"padded",'
     f'"hidden":{{"ctx":"{"00" * 32}","number":0}},'
     f'"job":"j1","job_digest":"{book.HASH}","message":{{"bytes":352}},'
     f'"method":"fedavg","offset":0,"packages":[],"policy":{{"decision":"allow","file":"{book.HASH}","rule":"update"}},"purpose":"update",'
@@ -32,7 +33,7 @@ GOLDEN_PADDED = (
     '"part":"extractor","readers":[],"shape":[4],"taint":"exact"}],"type":"egress.intent"}'
 )
 GOLDEN_ROTATED = (
-    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"rotated",'
+    '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dataset":"","dp":null,"form":"rotated",'
     f'"hidden":{{"ctx":"{"10" * 32}","number":0}},'
     f'"job":"j1","job_digest":"{book.HASH}","message":{{"bytes":60}},'
     f'"method":"fedavg","offset":0,"packages":[],"policy":{{"decision":"allow","file":"{book.HASH}","rule":"update"}},"purpose":"update",'

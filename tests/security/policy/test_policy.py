@@ -5,10 +5,12 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import refused
 
 from staddle.errors import LocalError
 from staddle.security.dp.budget_records import Limit
 from staddle.security.policy import policy as policies
+from staddle.security.policy.data_sets import DataSets
 from staddle.security.policy.file import KindName
 from staddle.security.policy.globs import check_glob, matches
 from staddle.security.policy.release import ITEM_BYTES, MASKED, SUM_READER, Release
@@ -363,6 +365,44 @@ def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_othe
         governed(dataset=dataset)
     # nothing is said of any
     assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None
+
+
+SETS = DataSets({"cxr-2024": "cxr-2024", "bloods": "bloods", "risks": "cxr-2024"})
+
+
+def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
+    """The first rule for method, part and data set decides; one for another data set does not."""
+    head, rule, _ = TEXT.split("[[allow]]\n")
+    narrow = rule.replace("max_elements = 500", 'max_elements = 1\ndatasets = ["bloods"]')
+    wide = rule.replace('name = "update"', 'name = "others"')
+    text = f"{head}[[allow]]\n{narrow}[[allow]]\n{wide}{DATASET}"
+    found = policies.parse(text.encode(), "policy.toml", SETS)
+    ask = [[PRIVATE], "coordinator", ["coordinator"]]
+    for asked, dataset in ((None, "cxr-2024"), ("risks", "cxr-2024"), ("bloods", "bloods")):
+        own = found.on(asked)
+        assert own.dataset == dataset
+        assert own.decide("fedavg", *ask).allow == (dataset != "bloods")
+        rule = "update" if dataset == "bloods" else "others"
+        assert own.rule("fedavg", "model").name == rule
+        assert (own.budget is None) == (dataset == "bloods")
+    assert found.dataset == "cxr-2024"
+    with refused("the job is for data set 'scans', and this silo has cxr-2024, bloods, risks"):
+        found.on("scans")
+
+
+@pytest.mark.parametrize("name", ["risks", "scans"])
+def test_a_rule_for_a_data_set_that_the_silo_lacks_is_refused(name):
+    """Else the next rule would decide in its place."""
+    text = TEXT.replace("[[allow]]", f'[[allow]]\ndatasets = ["bloods", "{name}"]', 1)
+    with refused(f"is for data set '{name}', and this silo has cxr-2024, bloods; name it alike"):
+        policies.parse(text.encode(), "policy.toml", SETS)
+
+
+def test_a_budget_that_is_of_no_data_set_is_refused_where_one_has_none():
+    assert policies.parse((TEXT + DATASET).encode(), "policy.toml", SETS).budget.epsilon == 8
+    other = DATASET.replace("cxr-2024", "blods")
+    with refused(r"has .*\[dataset\.blods\], and this silo's data set is 'bloods'; name it alike"):
+        policies.parse((TEXT + DATASET + other).encode(), "policy.toml", SETS)
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [

@@ -14,6 +14,7 @@ from staddle.algorithms.data.dataset import _draw
 from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
+from staddle.commands.federation import local_federation
 from staddle.errors import PeerError, RefusedError
 from staddle.files.documents import canonical_json
 from staddle.security.blind.plan import JobPlan
@@ -21,6 +22,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import JOB, ROSTER
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signed_document import sign_document
+from staddle.security.policy import policy as policies
 from staddle.security.policy.release import SUM_READER
 from staddle.silo.admission.checks import (
     admit,
@@ -30,7 +32,7 @@ from staddle.silo.admission.checks import (
     outflows,
     sum_objections,
 )
-from staddle.silo.config import SiloConfig, Weights
+from staddle.silo.config import FurtherData, SiloConfig, Weights
 
 SILOS = ("silo-a", "silo-b", "silo-c")
 KEY = bytes(32)
@@ -705,6 +707,35 @@ def test_2_a_private_job_must_have_its_noise_and_cost_what_it_says(refused, made
     ):
         why = refused("JOB_INVALID", signed=unplanned(made, signed_by, **table))
         assert re.search(said, why)
+
+
+# (3) and (5): the records are those of the data set that the job asks for.
+def test_3_a_job_gets_the_records_of_the_data_set_that_it_asks_for(made, tmp_path, data_file):
+    further = np.load(data_file)
+    few = {name: value[:40] for name, value in further.items()}
+    np.savez(tmp_path / "few.npz", **few)
+    few = FurtherData(data=Npz(file=tmp_path / "few.npz", test_fraction=0.5))
+    config = SiloConfig.model_construct(
+        data=Npz(file=data_file), datasets={"few": few}, weights=(), directory=tmp_path
+    )
+    asked = [
+        made.jobs["simple"],
+        made.job("of-few", dataset="few"),
+        made.job("of-many", dataset="many"),
+    ]
+    for job in asked[1:]:
+        del made.jobs[job.name]
+    text = local_federation.policy_text(asked[:1])
+    policy = policies.parse(text.encode(), "policy.toml", config.names)
+    ask = lambda job: admit(made.signed(job.name), "silo-a", made.roster, policy, config, KEY)
+    admitted = [ask(job) for job in asked[:2]]
+    sizes = [len(each.train) + len(each.test) for each in admitted]
+    assert sizes == [len(further["y"]), 40]
+    assert admitted[1].declared.dataset == "few"
+    with pytest.raises(RefusedError) as caught:
+        ask(asked[2])
+    assert caught.value.code == "DATA"
+    assert "the job is for data set 'many', and this silo has data, few" in caught.value.why
 
 
 # (5) Our data fit the model.

@@ -18,6 +18,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
+from staddle.security.policy.data_sets import DataSets
 from staddle.security.secagg.memory import Memory
 from staddle.silo.admission.signed_sets import SignedSets, check_remembered, tells_fixed
 from staddle.silo.check import check
@@ -81,6 +82,24 @@ def test_a_set_is_recorded_once_for_a_job_and_a_roster(world, sign):
     world.ledger.close()
     with open_ledger(world.folder) as again:
         assert [each.job for each in again.signed] == ["first", "four", "four"]
+
+
+def test_sums_on_two_data_sets_tell_nothing_together(world, sign):
+    """But those on two that have the same records do."""
+    names = DataSets({"data": "data", "scans": "scans", "risks": "data"})
+    policy = policies.parse(POLICY.encode(), "policy.toml", names)
+    sets = SignedSets(world.ledger, world.roster, policy)
+    first = sign("first")
+    signed(sets, first)
+    for dataset, told in ((None, True), ("data", True), ("risks", True), ("scans", False)):
+        five = sign(
+            f"five-{dataset or 'unsaid'}", SILOS[:5], **({"dataset": dataset} if dataset else {})
+        )
+        assert bool(sets.objection_to(five)) == told, dataset
+        assert bool(sets.objection(five, SILOS[:5])) == told, dataset
+    signed(sets, five)
+    found = [each for each in stored(world.folder) if each["type"] == "secagg.signed"]
+    assert [each["dataset"] for each in found] == ["data", "scans"]
 
 
 def test_what_it_says_names_jobs_sets_and_ways_out(world, sign):

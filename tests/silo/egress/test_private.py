@@ -19,6 +19,7 @@ from staddle.security.blind.sum import group
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.policy import policy as policies
+from staddle.security.policy.data_sets import DataSets
 from staddle.security.policy.release import Release, nothing_paid, unpaid
 from staddle.security.secagg.spec import specify
 from staddle.silo.egress import messages
@@ -60,7 +61,7 @@ class Private(World):
         super().__init__(made, folder, policy)
         self.job = made.jobs["private"]
         of = {**dict.fromkeys(IDS, self.declared.digest), 6: "cd" * 32}
-        self.gate._paid = lambda number, job: of.get(number) == job
+        self.gate._paid = lambda _, number, job: of.get(number) == job
         spend(self.ledger, 7, "1.5")
 
     def bundle(self, taint, but=None, **changes):
@@ -172,6 +173,28 @@ def test_5_a_reservation_of_another_job_or_none_pays_nothing(made, tmp_path, num
     world.ledger.close()
 
 
+def test_5_a_job_is_paid_for_by_its_own_data_set_alone(made, tmp_path, monkeypatch):
+    """A reservation of the same number and job in another budget pays nothing."""
+    names = DataSets({"data": "data", "scans": "scans"})
+    text = policy_for(made, *made.jobs.values(), required="true").text
+    policy = policies.parse(text.encode(), "policy.toml", names)
+    world = Private(made, tmp_path)
+    world.gate._policy = policy
+    asked = Declared.of({**world.job.document(), "dataset": "scans"}, RECORDS)
+    monkeypatch.setattr(Private, "declared", asked)
+    for dataset in ("scans", "data"):
+        spend(world.ledger, 7, "1.5", dataset)
+        world.gate._paid = lambda of, number, job, one=dataset: (of, number) == (one, 2)
+        if dataset == "scans":
+            world.contribute(world.bundle(paid(2)))
+        else:
+            with pytest.raises(DeniedError, match="reservation 2 is said to have paid for it"):
+                world.contribute(world.bundle(paid(2)))
+    (intent,) = [each for each in records(world.path) if each["type"] == "egress.intent"]
+    assert (intent["dataset"], intent["dp"]) == ("scans", {"dataset": "scans", "ids": [2]})
+    world.ledger.close()
+
+
 def test_5_without_a_budget_nothing_is_paid_for(world):
     world.gate._paid = nothing_paid
     denied(world, world.bundle(paid(*IDS)), "reservation 2 is said .*; reservation 4 is said")
@@ -215,7 +238,7 @@ class PrivateKeyed(Keyed):
 
     def __init__(self, made, folder):
         super().__init__(made, folder, policy_for(made, *made.jobs.values(), required="true"))
-        self.gate._paid = lambda number, job: number in IDS and job == self.declared.digest
+        self.gate._paid = lambda _, number, job: number in IDS and job == self.declared.digest
         spend(self.ledger, 7, "1.5")
 
     def given(self, part, taint):
@@ -284,7 +307,7 @@ def masked(made, folder, bundle):
     world = Keyed.__new__(Keyed)
     World.__init__(world, made, folder, policies.parse(MASKED.encode(), "policy.toml"))
     world.declares = replace(DECLARED, records=None, silos=FOUR)
-    world.gate._paid = lambda number, job: number in IDS and job == world.declares.digest
+    world.gate._paid = lambda _, number, job: number in IDS and job == world.declares.digest
     spend(world.ledger, 7, "1.5")
     masking = Masking(specify(FRAME, FOUR, 0), FOUR[0], (), FOUR, None)
     try:
