@@ -546,6 +546,7 @@ SOUND = [
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
     [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
     [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
+    [intent(dataset=""), intent(dataset="other"), head(), private(2) | {"dataset": "data"}],
     [head(0), head(3, **ELSE), private(0, 1, 2, **ELSE), start(), private(2, **ELSE)],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
