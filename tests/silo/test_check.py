@@ -193,26 +193,38 @@ def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation,
     assert f"{folder}/scans: 2 files of images, 2 classes; --job JOB.json reads" in found.text
 
 
-def test_each_data_set_is_looked_at_and_each_budget(federation, made, config):
-    """A job is judged by the records of the data set that it asks for."""
+def test_each_data_set_is_looked_at_and_each_budget(federation, made, config, monkeypatch):
+    """A job is judged by the records, budget and sums of the data set that it asks for."""
+    judged = []
+    monkeypatch.setattr(
+        "staddle.silo.check.objection_to", lambda *given: judged.append(given[-1].dataset) or ""
+    )
     shutil.copy(config.parent / "data.npz", config.parent / "scans.npz")
     further = '\n[datasets.scans.data]\nfile = "scans.npz"\ntest_fraction = 0.5\n'
     config.write_text(config.read_text() + further)
-    policy = config.parent / "policy.toml"
-    text = policy.read_text() + dataset() + dataset(epsilon=3.0).replace(".data]", ".scans]")
-    policy.write_text(text)
-    made.job("asked", dataset="scans")
-    signed = federation.folder / "jobs" / "asked.json"
-    signed.write_bytes(made.signed("asked"))
-    del made.jobs["asked"]
+    jobs = [made.job("asked", dataset="scans"), private_job(made, "greedy", dataset="scans")]
+    paths = [federation.folder / "jobs" / f"{job.name}.json" for job in jobs]
+    for job, path in zip(jobs, paths, strict=True):
+        path.write_bytes(made.signed(job.name))
+        del made.jobs[job.name]
+    drafted = undrafted(
+        local_federation.policy_text(jobs).replace("[dataset.scans]", "[dataset.data]")
+    )
+    rich, poor = dataset(), dataset(epsilon=0.5).replace("dataset.data", "dataset.scans")
+    (config.parent / "policy.toml").write_text(drafted + rich + poor)
+    signed, greedy = paths
     told = [each.text for each in check(config, [signed]).findings]
     assert [text.split(", ")[0] for text in told if text.startswith("data set")] == [
         "data set 'data'", "data set 'scans'",
         "data set 'data': epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0",
-        "data set 'scans': epsilon = 0 of 3.0 at delta = 0.00001 is spent; jobs that spent: 0",
+        "data set 'scans': epsilon = 0 of 0.5 at delta = 0.00001 is spent; jobs that spent: 0",
     ]  # fmt: skip
     (job,) = (text for text in told if "this silo would accept" in text)
     assert "records of data set 'scans' to train on" in job
+    assert judged == ["scans"]
+    faults = {each.name: each.text for each in check(config, [greedy]).findings if not each.ok}
+    assert "greedy.json: this silo would decline the job, POLICY: " in faults["job"]
+    assert "its [dataset.scans]" in faults["job"]
     (config.parent / "scans.npz").unlink()
     faults = {each.name: each.text for each in check(config, [signed]).findings if not each.ok}
     assert "scans.npz: no such file" in faults["data"]

@@ -2,6 +2,7 @@ import asyncio
 import os
 import shutil
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,9 +129,14 @@ def test_each_data_set_with_a_budget_has_one_of_its_own(config, serve):
     assert serve.budgets[-1].keys() == {"data"}
     config.policy.write_text(text + dataset().replace("dataset.data", "dataset.scans"))
     serve()
-    paid = paid_by(serve.budgets[-1])
     assert serve.budgets[-1].keys() == {"data", "scans"}
-    assert not any(paid(name, 0, "ab" * 32) for name in ("data", "scans", "other"))
+
+
+def test_what_one_budget_paid_for_no_other_has_paid_for():
+    of = lambda *held: SimpleNamespace(paid=lambda number, job: (number, job) in held)
+    paid = paid_by({"data": of((3, "ab")), "scans": of((4, "cd"))})
+    asked = [("data", 3, "ab"), ("scans", 4, "cd"), ("data", 4, "cd"), ("scans", 3, "ab")]
+    assert [paid(*each) for each in (*asked, ("other", 3, "ab"))] == [True, True, *[False] * 3]
 
 
 def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):

@@ -173,6 +173,22 @@ def test_5_a_reservation_of_another_job_or_none_pays_nothing(made, tmp_path, num
     world.ledger.close()
 
 
+def test_4_the_rules_are_those_for_the_data_set_of_the_job(made, tmp_path, monkeypatch):
+    names = DataSets({"data": "data", "scans": "scans"})
+    text = policy_for(made, *made.jobs.values()).text
+    text = text.replace("[[allow]]", '[[allow]]\ndatasets = ["scans"]')
+    world = Private(made, tmp_path)
+    world.gate._policy = policies.parse(text.encode(), "policy.toml", names)
+    denied(world, world.bundle(paid(2)), "no .*allow.* has method 'fedavg'")
+    asked = Declared.of({**world.job.document(), "dataset": "scans"}, RECORDS)
+    monkeypatch.setattr(Private, "declared", asked)
+    world.gate._paid = lambda *_: True
+    spend(world.ledger, 7, "1.5", "scans")
+    world.contribute(world.bundle(paid(2)))
+    assert intent_of(world)["dataset"] == "scans"
+    world.ledger.close()
+
+
 def test_5_a_job_is_paid_for_by_its_own_data_set_alone(made, tmp_path, monkeypatch):
     """A reservation of the same number and job in another budget pays nothing."""
     names = DataSets({"data": "data", "scans": "scans"})
@@ -184,7 +200,7 @@ def test_5_a_job_is_paid_for_by_its_own_data_set_alone(made, tmp_path, monkeypat
     monkeypatch.setattr(Private, "declared", asked)
     for dataset in ("scans", "data"):
         spend(world.ledger, 7, "1.5", dataset)
-        world.gate._paid = lambda of, number, job, one=dataset: (of, number) == (one, 2)
+        world.gate._paid = lambda of, number, _, one=dataset: (of, number) == (one, 2)
         if dataset == "scans":
             world.contribute(world.bundle(paid(2)))
         else:
