@@ -251,7 +251,8 @@ class Agent:
 
         # ledger and folder come before any answer: after a crash this silo knows what it accepted
         await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
-        await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
+        on = self._policy.on(job.dataset).dataset
+        await asyncio.to_thread(self._folder(job.name).accept, offer.signed, on)
         if job.keyed:
             # Before our contribution to the key: from then on, missing memory of rows was lost.
             await asyncio.to_thread(self._mixed(job.name).begin, job)
@@ -361,13 +362,22 @@ class Agent:
         known = self._admitted.get(job)
         signed = self._folder(job).signed() if known is None else None
         if signed is not None:
-            known = self._admitted[job] = self._checked(signed)
+            known = self._checked(signed)
+            self._check_same_records(known.job)
+            self._admitted[job] = known
         # Another job of the same name was never accepted here.
         if known is None or known.job.digest != digest:
             raise RefusedError(
                 self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}"
             )
         return known
+
+    def _check_same_records(self, job: Job) -> None:
+        """RefusedError where the configuration has changed on whose records a running job is."""
+        try:
+            self._folder(job.name).check_on(self._policy.on(job.dataset).dataset)
+        except LocalError as error:
+            raise RefusedError(self._roster.coordinator.id, "DATA", str(error)) from error
 
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._config.directory / "jobs" / job)

@@ -50,7 +50,8 @@
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
     public = false                    # true: trained on none of the records here; else a private
-                                      # job keeps it in
+                                      # job keeps it in, and it is for jobs on one data set alone:
+    dataset = "heart"                 # left out: that of [data]
 
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9465"
@@ -64,6 +65,7 @@ import pydantic
 
 from ..algorithms.data import registry
 from ..algorithms.numerics.devices import Precision
+from ..errors import LocalError
 from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
 from ..security.identity.roster import Pins
@@ -84,7 +86,8 @@ class Weights(Strict):
     """Initial values for a private part, from a file of this machine.
 
     ``jobs`` are patterns, in which * stands for any characters. ``public``: trained on none of this
-    silo's records.
+    silo's records. Otherwise they are for jobs on ``dataset`` alone, whose records may be in them;
+    None: that of [data].
     """
 
     jobs: tuple[str, ...] = pydantic.Field(min_length=1)
@@ -92,12 +95,13 @@ class Weights(Strict):
     file: Path
     sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     public: bool = pydantic.Field(default=False, strict=True)
+    dataset: DatasetName | None = None
 
 
 class FurtherData(Strict):
     """A data set next to that of [data].
 
-    ``records_of`` names the data set whose records these are, too; None: none has them.
+    ``records_of`` names the data set whose records these are; None: it has records of its own.
     """
 
     data: registry.Source
@@ -139,38 +143,55 @@ class SiloConfig(Strict):
         return DataSets({self.dataset: self.dataset, **further})
 
     @pydantic.model_validator(mode="after")
-    def _told_apart(self) -> Self:
+    def _named(self) -> Self:
         if self.dataset in self.datasets:
             raise ValueError(f"[datasets.{self.dataset}] has the name of [data]; choose another")
-        # Privacy that was spent under one name would be forgotten under the other.
-        places: dict[str, str] = {}
         records = self.names.records
         for name, of in records.items():
             if records.get(of) != of:
                 raise ValueError(
-                    f"[datasets.{name}] has records_of = {of!r}, which is no data set here with"
-                    " records of its own; name one that is"
+                    f"[datasets.{name}] has records_of = {of!r}; name a data set here that has"
+                    f" records of its own: {', '.join(self._own_records())}"
                 )
-            where = self.sources[name].where
-            first = places.setdefault(where, of)
-            if first != of:
-                raise ValueError(
-                    f"[datasets.{name}] reads {where}, as data set {first!r} does; say records_of ="
-                    f' "{first}", so that the two have one privacy budget'
-                )
+        strange = {own.dataset for own in self.weights} - {None, *records}
+        if strange:
+            raise ValueError(
+                f"[[weights]] has dataset = {min(map(str, strange))!r}, and the data sets here are"
+                f" {', '.join(records)}"
+            )
         return self
+
+    def _own_records(self) -> list[str]:
+        return [name for name, of in self.names.records.items() if name == of]
+
+    def check_apart(self) -> None:
+        """LocalError where two data sets read the same file or folder and do not say so.
+
+        Privacy that was spent under one name would be forgotten under the other.
+        """
+        readers: dict[tuple[str, ...], str] = {}
+        for name, of in self.names.records.items():
+            for place in self.sources[name].places:
+                first = readers.setdefault(place, of)
+                if first != of:
+                    raise LocalError(
+                        f"{place[0]}: [datasets.{name}] reads it, as data set {first!r} does; add"
+                        f' records_of = "{first}" to [datasets.{name}], so that the two have one'
+                        " privacy budget"
+                    )
 
 
 def load(path: Path) -> SiloConfig:
     """Read the file; its paths become relative to it.
 
-    LocalError if it cannot be read or has an unknown key. The files that it names are not opened.
+    LocalError if it cannot be read or has an unknown key, or two data sets read the same place.
+    The files that it names are not opened.
     """
     config = read_toml(path, SiloConfig)
     # Joining keeps absolute paths.
     base = path.parent
     further = map(methodcaller("below", base), config.datasets.values())
-    return config.model_copy(
+    found = config.model_copy(
         update={
             "directory": base / config.directory,
             "keys": base / config.keys,
@@ -183,3 +204,5 @@ def load(path: Path) -> SiloConfig:
             "datasets": dict(zip(config.datasets, further, strict=True)),
         }
     )
+    found.check_apart()
+    return found

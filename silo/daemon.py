@@ -102,6 +102,14 @@ def _budgets(
 
     None has one where the policy sets none, so that private jobs are declined.
     """
+    for name, of in config.names.records.items():
+        if name != of and name in ledger.privacy_heads:
+            raise LocalError(
+                f"data set {name!r} has a budget in the ledger, and with records_of = {of!r} what"
+                " was spent from it would be forgotten: give it another name in [datasets], and"
+                f" lower epsilon in [dataset.{of}] of the policy by what staddle privacy show says"
+                f" of {name!r}"
+            )
     named = config.names.own
     asked = list(filter(attrgetter("budget"), map(policy.on, named)))
     # A data set under another name begins with an empty budget: nobody but the silo's own people

@@ -3,6 +3,7 @@
 ::
 
     <directory>/jobs/<job>/job.json                the job as its operator signed it
+    <directory>/jobs/<job>/dataset                 whose records it is on, since it was accepted
     <directory>/jobs/<job>/state-<n>.safetensors   personal parts after round n - 1: of the last
                                                    round that was trained here, and of the one
                                                    before it that counted
@@ -63,6 +64,12 @@ class LastCountedRound(Strict):
     counted: NonNegativeInt
 
 
+class JobDataset(Strict):
+    """The file ``dataset``."""
+
+    dataset: str
+
+
 @dataclass(frozen=True)
 class JobFolder:
     """The files of one job."""
@@ -86,15 +93,29 @@ class JobFolder:
                 " operator must sign it again under a new name, for the same silos"
             )
 
-    def accept(self, signed: bytes) -> None:
-        """Keep the signed job; UnwritableError where the disk does not take it."""
+    def accept(self, signed: bytes, dataset: str) -> None:
+        """Keep the signed job, and on whose records it is; UnwritableError for a full disk."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
+        checked_file.write_json(self.path / "dataset", JobDataset(dataset=dataset))
         write_atomic(self.path / "job.json", signed)
         # A job that failed before its first round may be offered again.
         remove(self.path / "failed")
+
+    def check_on(self, dataset: str) -> None:
+        """LocalError where the job was accepted on the records of another data set."""
+        kept = self.path / "dataset"
+        # Earlier releases had one data set, and kept no such file.
+        if not kept.exists():
+            return
+        before = checked_file.read_json(kept, JobDataset).dataset
+        if before != dataset:
+            raise LocalError(
+                f"{self.path}: this job began on data set {before!r}, and by the configuration of"
+                f" now it would go over to {dataset!r}; name the data sets as before until it ends"
+            )
 
     @property
     def rounds_done(self) -> int:

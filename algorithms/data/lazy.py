@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import repeat
 from math import prod
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import finalize
@@ -131,8 +130,8 @@ class _Loading:
         self._again = partial(_Loading, opened, record, workers, where, forgiving=True)
         self._batches = _Batches()
         self._passes = 0
-        # None, or one. Collected as garbage with this object, it would wait five seconds for each
-        # worker: its queues would end first, and no worker would be told.
+        # At most one. In a list, so that ``finalize`` ends its workers before garbage collection
+        # ends their queues: else they hear nothing, and torch waits five seconds for each.
         self._loaders: list[DataLoader[Any]] = []
         finalize(self, self._loaders.clear)
 
@@ -146,7 +145,7 @@ class _Loading:
 
         One pass at a time: whoever begins another cannot go on with this one.
         """
-        if self._pinned != pinned:
+        if not self._loaders or self._loaders[0].pin_memory != pinned:
             self._loaders[:] = [self._begun(pinned)]
         self._passes += 1
         this, self._batches.of = self._passes, batches
@@ -163,14 +162,10 @@ class _Loading:
                 try:
                     raise batch
                 finally:
-                    # With it this frame, the set and its workers would last until a collection.
+                    # The traceback has this frame, and this frame the error: the workers would
+                    # live until the next collection of garbage.
                     del batch
             yield batch
-
-    @property
-    def _pinned(self) -> bool | None:
-        """Whether the loader pins memory; None where there is none."""
-        return next(map(attrgetter("pin_memory"), self._loaders), None)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -88,6 +88,17 @@ class SourceTable(Strict):
             return f"{self.kind} {self.title}"
         return str(self.path)
 
+    @property
+    def places(self) -> tuple[tuple[str, ...], ...]:
+        """What is read: each file and folder, without links, or else the name of the records.
+
+        Sets by name, such as torchvision's, may lie in one folder.
+        """
+        name, options = getattr(self, "name", ""), str(getattr(self, "options", ""))
+        given = (getattr(self, key, None) for key in ("file", "folder"))
+        found = tuple((str(path.resolve()), name, options) for path in given if path is not None)
+        return found or ((self.where, options),)
+
     def below(self, base: Path) -> Self:
         """The same table with its path relative to a folder.
 

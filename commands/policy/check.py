@@ -70,7 +70,7 @@ def check(
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="The data set in the policy; else the configuration's, or 'data'."),
+        typer.Option(help="Without a configuration: the name of the data set of [data]."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
@@ -90,9 +90,7 @@ def check(
         # Only a configuration says which silo this is.
         if silo:
             checks.check_member(job, silo, members)
-        # What was asked for counts, as for a silo that is still to be configured.
-        if dataset is None:
-            found = checks.on_data_set(job, found, members.coordinator.id)
+        found = checks.on_data_set(job, found, members.coordinator.id)
     except RefusedError as error:
         if as_json:
             printer.show_json({"accept": False, "code": error.code, "why": error.why})
@@ -135,13 +133,15 @@ def _sources(
                 "say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json"
             )
         # For a silo without a configuration yet, which is still deciding whether to join.
-        return policies.load(policy, dataset or DATASET), rosters.load(roster), ""
+        return policies.load_alone(policy, dataset or DATASET), rosters.load(roster), ""
 
+    if dataset is not None:
+        raise LocalError("--dataset: the configuration names the data sets; leave it out")
     loaded = configs.load(config)
     members = rosters.load(roster or loaded.roster)
     # Otherwise, whoever can write the roster file could add an operator who signs the job.
     rosters.verify(members, loaded.trust)
-    found = policies.load(policy or loaded.policy, dataset or loaded.names)
+    found = policies.load(policy or loaded.policy, loaded.names)
     return found, members, load_entry(loaded.keys / ENTRY_FILE).id
 
 

@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -465,7 +466,7 @@ def _rule(part: str, rule: Drafted) -> str:
 
     # One rule serves all jobs of a method, so its bounds are those of the largest tensors.
     document: dict[str, Any] = {
-        "name": "-".join(filter(None, (rule.method, part, rule.dataset)))[:LONGEST_NAME],
+        "name": _named("-".join(filter(None, (rule.method, part, rule.dataset)))),
         "methods": [rule.method],
         "parts": [part],
         "kinds": [rule.kind.name.lower()],
@@ -489,6 +490,13 @@ def _rule(part: str, rule: Drafted) -> str:
         *_comment(f"Tensors: {'; '.join(map(_listed, by_way.values()))}."),
     ]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
+
+
+def _named(name: str) -> str:
+    """A rule's name; of a long one, the beginning and a digest."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _distinct(texts: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ Pure: sets in, a finding out. The sets are folded from the ledger (records.py), 
 append-only.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, combinations
@@ -58,13 +58,13 @@ class ImpliedSum:
     by: tuple[SignedSet, ...]
 
 
-def signed_sets(records: Iterable[SumSigned], dataset: str) -> tuple[SignedSet, ...]:
-    """The sets of sums over a data set in which something stands that is the same in every job,
-    oldest first.
+def signed_sets(records: Iterable[SumSigned], datasets: Container[str]) -> tuple[SignedSet, ...]:
+    """The sets of sums over a data set, oldest first, in which something stands that is the same in
+    every job; ``datasets`` are all of its names.
     """
     found: dict[SignedSet, None] = {}  # in order, each once
     for record in records:
-        if record.dataset != dataset or record.values != "fixed":
+        if record.dataset not in datasets or record.values != "fixed":
             continue
         members = frozenset((*record.survivors, *record.absent))
         # Any batch may have been summed without the others: all of them count.

@@ -29,6 +29,10 @@ class DataSets:
         """Those with records of their own, to which budgets and rules belong; the first first."""
         return tuple(dict.fromkeys(self.records.values()))
 
+    def aliases(self, own: str) -> frozenset[str]:
+        """All names of these records, with their own."""
+        return frozenset(name for name, of in self.records.items() if of == own)
+
     def of(self, asked: str | None) -> str:
         """Whose records a job gets that asks for this data set, or for none.
 

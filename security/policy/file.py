@@ -32,7 +32,7 @@
     recipients = ["coordinator"]
     readers = ["coordinator"]
     forms = ["plain"]
-    datasets = ["cxr-2024"]         # whose records it is for; left out: all of the silo's
+    datasets = ["cxr-2024"]         # whose records it is for; left out: those of the silo's [data]
 
     [secure_aggregation]   # left out: these
     required = false       # true: nothing leaves in the form "plain"
@@ -51,8 +51,7 @@
                            # which holds only while the coordinator colludes with no silo
 
     [dataset.cxr-2024]      # budget of a data set, shared by all jobs; the silo's configuration
-                            # names the data set: dataset = "cxr-2024". One budget for a data set
-                            # means one for each
+                            # names the data set: dataset = "cxr-2024"
     unit = "record"
     epsilon = 8.0
     delta = 1e-5
@@ -233,16 +232,11 @@ class AllowRule(Strict):
     recipients: Annotated[tuple[str, ...], Some]
     readers: Annotated[tuple[str, ...], Some]
     forms: Annotated[tuple[Form, ...], Some] = ("plain",)
-    datasets: tuple[DatasetName, ...] = ()  # none: all
+    datasets: tuple[DatasetName, ...] = ()  # none: that of the silo's [data]
 
-    def covers(self, method: str, part: str, dataset: str) -> bool:
-        """Whether the rule is for a part of a method on a data set."""
-        everywhere = not self.datasets
-        return (
-            method in self.methods
-            and part in self.parts
-            and (everywhere or dataset in self.datasets)
-        )
+    def covers(self, method: str, part: str) -> bool:
+        """Whether the rule is for this part of this method."""
+        return method in self.methods and part in self.parts
 
     def check(
         self, release: Release, recipient: str, readers: Sequence[str], reasons: Reasons

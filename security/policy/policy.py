@@ -8,10 +8,10 @@ file.py shows the file.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, filterfalse
-from operator import methodcaller
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -90,8 +90,11 @@ class Policy:
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method, a part and the data set, which alone decides."""
         # Only the first: a wider rule further down must not allow what this one forbids.
-        covers = methodcaller("covers", method, part, self.dataset)
-        return next(filter(covers, self.file.allow), None)
+        first = self.datasets.own[:1]
+        for rule in self.file.allow:
+            if rule.covers(method, part) and self.dataset in (rule.datasets or first):
+                return rule
+        return None
 
     def decide(
         self,
@@ -235,6 +238,17 @@ def load(path: Path, datasets: str | DataSets = DATASET) -> Policy:
     return parse(read_bytes(path), str(path), datasets)
 
 
+def load_alone(path: Path, first: str = DATASET) -> Policy:
+    """Read a policy file where no silo's configuration names its data sets.
+
+    They are ``first``, that of [data], and those that rules are for.
+    """
+    file = parse_toml(read_bytes(path), PolicyFile, str(path))
+    ruled = chain.from_iterable(rule.datasets for rule in file.allow)
+    names = tuple(dict.fromkeys((first, *ruled)))
+    return load(path, DataSets(dict(zip(names, names, strict=True))))
+
+
 def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> Policy:
     """Check the bytes of a policy file, for the data set of this name or for these.
 
@@ -251,23 +265,30 @@ def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> Polic
 
     if isinstance(datasets, str):
         datasets = DataSets.one(datasets)
-    _check_named(file, datasets.own, origin)
+    _check_named(file, datasets, origin)
     digest = hashlib.sha256(data).hexdigest()
     return Policy(file, digest, data.decode(), datasets.of(None), datasets)
 
 
-def _check_named(file: PolicyFile, datasets: Collection[str], origin: str) -> None:
+def _check_named(file: PolicyFile, datasets: DataSets, origin: str) -> None:
     """LocalError where a name would protect nothing, and nobody would see it."""
-    lacking = list(filterfalse(file.dataset.__contains__, datasets))
-    if lacking and file.dataset.keys() - datasets:
+    ruled = set(chain.from_iterable(map(attrgetter("datasets"), file.allow)))
+    tables, own = file.dataset.keys(), set(datasets.own)
+    if aliases := (ruled | tables) & (datasets.records.keys() - own):
+        alias = min(aliases)
         raise LocalError(
-            f"{origin}: has [dataset.{'], [dataset.'.join(file.dataset)}], and this silo's data set"
-            f" is {lacking[0]!r}; name it alike here and in the silo's configuration (dataset = …)"
+            f"{origin}: names data set {alias!r}, whose records are those of"
+            f" {datasets.of(alias)!r} by the silo's configuration (records_of); write"
+            f" {datasets.of(alias)!r}, whose rules and budget count for both"
         )
-    # Without the rule, what it forbids would be judged by a wider one further down.
-    for rule in file.allow:
-        if strange := sorted(set(rule.datasets).difference(datasets)):
-            raise LocalError(
-                f"{origin}: rule {rule.name!r} is for data set {strange[0]!r}, and this silo has"
-                f" {', '.join(datasets)}; name it alike here and in the silo's configuration"
-            )
+    # A rule that is for no data set here would leave what it forbids to a wider one further down.
+    unknown = ruled - own
+    # A table may be of another silo's data set, unless one here has none.
+    if own - tables:
+        unknown |= tables - own
+    if unknown:
+        raise LocalError(
+            f"{origin}: names data set {min(unknown)!r}, and this silo has"
+            f" {', '.join(datasets.own)}; name it alike here and in the silo's configuration"
+            " (dataset = …, or [datasets.…])"
+        )

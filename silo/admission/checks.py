@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, pairwise
 
 from ...algorithms.data.dataset import Dataset, split
@@ -24,7 +25,7 @@ from ...security.identity.signed_document import verify_document
 from ...security.policy.policy import Decision, Policy, Verdict
 from ...security.policy.release import Release
 from ...security.secagg.spec import Terms
-from ..config import SiloConfig
+from ..config import SiloConfig, Weights
 from ..parts.declared import Declared, RecordCount
 from ..parts.releases import readers_of_message, upload_releases
 from .private_jobs import check_signed, privacy_objections
@@ -472,7 +473,8 @@ def on_data_set(job: Job, policy: Policy, coordinator: str) -> Policy:
     try:
         return policy.on(job.dataset)
     except LocalError as error:
-        raise RefusedError(coordinator, "DATA", str(error)) from error
+        # As of a data set of which nothing may leave: the answer does not tell which exist here.
+        raise RefusedError(coordinator, "POLICY", str(error)) from error
 
 
 def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[Dataset, Dataset]:
@@ -492,7 +494,7 @@ def _own_weights(
     job: Job, silo: str, config: SiloConfig
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
     """The weights and the digests of their files by part, and the parts with public weights."""
-    meant = (own for own in config.weights if _is_meant(own.jobs, job))
+    meant = (own for own in config.weights if _is_meant(own, job, config))
     # The last of several files for one part counts.
     chosen = {own.part: own for own in meant}
     weights, digests = {}, {}
@@ -501,6 +503,10 @@ def _own_weights(
     return weights, digests, frozenset(part for part, own in chosen.items() if own.public)
 
 
-def _is_meant(patterns: Sequence[str], job: Job) -> bool:
+def _is_meant(own: Weights, job: Job, config: SiloConfig) -> bool:
+    # What was trained on one data set would leave under the rules and the budget of another.
+    apart = config.names.of(own.dataset) != config.names.of(job.dataset)
+    if apart and not own.public:
+        return False
     # ``fnmatch`` would ignore case on some systems.
-    return any(fnmatchcase(job.name, pattern) for pattern in patterns)
+    return any(map(partial(fnmatchcase, job.name), own.jobs))

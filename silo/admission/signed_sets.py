@@ -153,7 +153,9 @@ def _first_objection(
     proven: Collection[str] = (),
 ) -> str:
     """Each set is judged next to those before it: the silo would sign them in turn."""
-    history, members = list(signed_sets(signed, policy.dataset)), roster.silo_ids
+    # Under which names the records stood then does not matter.
+    names, members = policy.datasets.aliases(policy.dataset), roster.silo_ids
+    history = list(signed_sets(signed, names))
     for silos in sets:
         fault = _against(job, silos, history, members.difference(proven), policy)
         if fault:

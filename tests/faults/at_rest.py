@@ -40,7 +40,7 @@ def bit_of_a_tensor_file(folder, draw):
 )
 def bit_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
-    job.accept(b'{"signed":1}')
+    job.accept(b'{"signed":1}', "data")
     for round_ in range(rounds := draw.randrange(1, 4)):
         state = SiloState({"extractor": tensors(draw)}, {"momentum": torch.ones(2)})
         job.save_round(round_, round_, state, Contributions({"model": tensors(draw)}))

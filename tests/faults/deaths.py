@@ -68,7 +68,7 @@ def death_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
 
     def work(place, promise):
-        JobFolder(place).accept(b'{"signed":1}')
+        JobFolder(place).accept(b'{"signed":1}', "data")
         promise(1)
         JobFolder(place).fail()
         promise(2)

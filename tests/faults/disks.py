@@ -95,7 +95,7 @@ def disk_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
 
     def work(acknowledged):
-        job.accept(b'{"signed":1}')
+        job.accept(b'{"signed":1}', "data")
         for round_ in range(4):
             state = SiloState({"extractor": {"w": torch.tensor([float(round_)])}}, {})
             given = Contributions({"model": {"w": torch.tensor([float(round_)])}})

@@ -129,18 +129,18 @@ def test_further_data_sets_have_names_and_records(load, tmp_path):
     [
         ('dataset = "heart"', 'dataset = "scans"', "[datasets.scans] has the name of [data]"),
         ('records_of = "heart"', 'records_of = "hart"', "[datasets.risks] has records_of = 'hart'"),
-        ('records_of = "heart"', 'records_of = "risks"', "as data set 'heart' does; say"),
+        ('records_of = "heart"', 'records_of = "risks"', "as data set 'heart' does; add"),
         # of a data set that has none of its own
         (
             "[datasets.scans.data]",
             '[datasets.scans]\nrecords_of = "risks"\n[datasets.scans.data]',
-            "[datasets.scans] has records_of = 'risks', which is no",
+            "[datasets.scans] has records_of = 'risks'; name a data set here that has",
         ),
-        ('records_of = "heart"\n', "", "as data set 'heart' does; say records_of = \"heart\""),
+        ('records_of = "heart"\n', "", "as data set 'heart' does; add records_of = \"heart\""),
         (
             'records_of = "heart"',
             'records_of = "scans"',
-            "as data set 'heart' does; say",
+            "as data set 'heart' does; add",
         ),
         ("[datasets.risks", "[datasets.Risks", "datasets"),
         ('kind = "images"', 'kind = "image"', "datasets.scans.data: kind = 'image': no such kind"),
@@ -152,6 +152,33 @@ def test_data_sets_are_told_apart(load, old, new, said):
     with pytest.raises(LocalError) as caught:
         load(text.replace(old, new))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "file", ["records/data.npz", "records/../records/data.npz", "{base}/records/data.npz", "linked"]
+)
+def test_one_file_under_two_names_is_one_data_set(load, tmp_path, file):
+    (tmp_path / "linked").symlink_to(tmp_path / "records/data.npz")
+    given = f'file = "{file.format(base=tmp_path)}"'
+    table = f"[datasets.risks.data]\n{given}\n"
+    with refused(r"data\.npz: \[datasets\.risks\] reads it, as data set 'data' does"):
+        load(TEXT + table)
+    assert load(TEXT + f'[datasets.risks]\nrecords_of = "data"\n{table}').names.own == ("data",)
+
+
+def test_sets_by_name_may_lie_in_one_folder(load):
+    folder = 'kind = "torchvision"\nfolder = "sets"\nname = '
+    text = HEAD + TRUST + f'[data]\n{folder}"MNIST"\n[datasets.other.data]\n{folder}'
+    assert load(text + '"CIFAR10"\n').names.own == ("data", "other")
+    with refused("as data set 'data' does"):
+        load(text + '"MNIST"\n')
+
+
+def test_weights_are_of_a_data_set_that_there_is(load):
+    text = '[[weights]]\njobs = ["a"]\npart = "supervisor"\nfile = "x"\ndataset = "{}"\n'
+    assert load(TEXT + text.format("data")).weights[0].dataset == "data"
+    with refused(r"\[\[weights\]\] has dataset = 'dta', and the data sets here are data"):
+        load(TEXT + text.format("dta"))
 
 
 def test_a_local_federation_writes_what_this_reads(made, tmp_path):

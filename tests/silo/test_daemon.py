@@ -132,6 +132,18 @@ def test_each_data_set_with_a_budget_has_one_of_its_own(config, serve):
     assert serve.budgets[-1].keys() == {"data", "scans"}
 
 
+def test_what_was_spent_under_a_name_is_not_forgotten_by_another_for_its_records(config, serve):
+    config.datasets["risks"] = FurtherData(data=config.data, records_of="data")
+    config.policy.write_text(config.policy.read_text() + dataset())
+    keys = load_keys(config.keys)
+    with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
+        head = TreeHead("staddle.example/local/silo-a/privacy/risks", 3, bytes(32))
+        write_privacy_head(ledger, "risks", head, epsilon="7.5", delta="0.00001", limit="8.0")
+    with refused("data set 'risks' has a budget in the ledger, .* give it another name"):
+        serve()
+    assert serve.budgets == []
+
+
 def test_what_one_budget_paid_for_no_other_has_paid_for():
     of = lambda *held: SimpleNamespace(paid=lambda number, job: (number, job) in held)
     paid = paid_by({"data": of((3, "ab")), "scans": of((4, "cd"))})

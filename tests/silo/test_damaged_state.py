@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.training.accountant import Counts
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands.simulate import membership
-from staddle.errors import LocalError
+from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.security.blind.mix_row import RowMemory, VersionMemory
 from staddle.security.blind.prekeys import Known
@@ -24,6 +25,7 @@ from staddle.security.blind.rotation import RotationMemory
 from staddle.security.dp.budget import Budget, Ceiling
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.policy.data_sets import DataSets
 from staddle.security.secagg.memory import Memory
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.agent import Agent
@@ -147,7 +149,7 @@ def test_what_a_disk_changed_is_found_before_it_is_used(tmp_path, name):
 def damaged_outbox(made, world, job):
     """An agent, and a folder in which the outbox of round 0 of a job is damaged."""
     folder = JobFolder(world.path.parent / "jobs" / job.name)
-    folder.accept(b"{}")
+    folder.accept(b"{}", "data")
     folder.save_round(0, 0, STATE, GIVEN)
     path = folder.path / "outbox-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
@@ -155,10 +157,26 @@ def damaged_outbox(made, world, job):
     return Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys), folder
 
 
+def test_a_running_job_does_not_go_over_to_other_records(made, tmp_path):
+    """After a restart, under a configuration that names other ones the first."""
+    world = World(made, tmp_path)
+    agent, folder = damaged_outbox(made, world, world.job)
+    folder.accept(made.signed("simple"), "data")
+    agent._checked = lambda _: SimpleNamespace(job=world.job)
+    assert agent._known("simple", world.job.digest).job == world.job
+    for before, names in (("data", {"scans": "scans"}), ("scans", {"data": "data"})):
+        agent._admitted.clear()
+        folder.accept(made.signed("simple"), before)
+        agent._policy = replace(world.policy, datasets=DataSets(names))
+        with pytest.raises(RefusedError, match=f"this job began on data set '{before}'") as caught:
+            agent._known("simple", world.job.digest)
+        assert caught.value.code == "DATA"
+
+
 def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_path):
     """A coordinator that counts rounds anew would have one state's values in a second sum."""
     folder = JobFolder(tmp_path)
-    folder.accept(b"{}")
+    folder.accept(b"{}", "data")
     folder.save_round(2, 1, STATE, GIVEN)
     assert folder.outbox(2).start == 1
     assert Contributions({}).start == UNSAID

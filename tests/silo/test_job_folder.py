@@ -41,7 +41,7 @@ def report(round_, loss=0.5):
 @pytest.fixture
 def folder(tmp_path):
     made = JobFolder(tmp_path / "jobs" / "j")
-    made.accept(b'{"signed":1}')
+    made.accept(b'{"signed":1}', "data")
     return made
 
 
@@ -51,7 +51,7 @@ def files(folder):
 
 def names(*, state=(), outbox=(), counted=True):
     """The files of a job's folder after these rounds."""
-    found = ["counted", "job.json"] if counted else ["job.json"]
+    found = (["counted"] if counted else []) + ["dataset", "job.json"]
     found += [f"outbox-{number}.safetensors" for number in outbox]
     return found + [f"state-{number}.safetensors" for number in state]
 
@@ -65,7 +65,7 @@ def train(folder, round_, counted=None, value=0.0):
 # The job.
 def test_the_signed_job_is_kept_as_it_came_and_no_other_of_its_name(folder):
     assert folder.signed() == b'{"signed":1}'
-    folder.accept(b'{"signed":1}')
+    folder.accept(b'{"signed":1}', "data")
     with pytest.raises(LocalError, match="another job has this name"):
         folder.check_new(b'{"signed":2}')
     assert folder.signed() == b'{"signed":1}'
@@ -308,3 +308,12 @@ def test_a_split_key_of_another_length_is_refused_and_kept(tmp_path, size):
     with pytest.raises(LocalError, match=f"{size} bytes, not 64"):
         split_key(tmp_path)
     assert (tmp_path / "split.key").read_bytes() == bytes(size)
+
+
+def test_a_job_stays_on_the_records_on_which_it_began(folder):
+    folder.accept(b'{"signed":1}', "heart")
+    folder.check_on("heart")
+    with refused("this job began on data set 'heart', and by the configuration .* over to 'scans'"):
+        folder.check_on("scans")
+    (folder.path / "dataset").unlink()  # of an earlier release
+    folder.check_on("scans")

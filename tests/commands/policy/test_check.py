@@ -384,7 +384,9 @@ def test_a_job_is_judged_for_the_data_set_that_it_asks_for(federation, tmp_path)
     assert "on data set 'scans'" in shown.output.splitlines()
     declined = policy_command("check", signed[1], *options)
     assert declined.exit_code == 1
-    said = "would DECLINE the job, DATA: the job is for data set 'absent', and this silo has data,"
+    said = (
+        "would DECLINE the job, POLICY: the job is for data set 'absent', and this silo has data,"
+    )
     assert said in " ".join(declined.output.split())
 
 
@@ -398,7 +400,9 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     assert "[dataset.cxr] allows epsilon = " in policy_command(*own, *named).output
     refused = policy_command(*own)
     assert isinstance(refused.exception, LocalError)
-    assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)
+    assert "names data set 'cxr', and this silo has data; name it alike" in str(refused.exception)
+    both = ("check", signed, "--config", federation.silo_config("a"), *named)
+    assert "--dataset: the configuration names" in str(policy_command(*both).exception)
     made = policy_command("new", signed, *named, "--out", tmp_path / "new.toml", *roster)
     assert made.exit_code == 0, made.exception
     assert policies.load(tmp_path / "new.toml", "cxr").budget.required

@@ -360,7 +360,7 @@ def test_a_data_set_has_its_table_by_name():
 
 @pytest.mark.parametrize("dataset", ["data", "cxr-2023", "", "CXR-2024"])
 def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_others(dataset):
-    why = r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike"
+    why = f"names data set 'cxr-2024', and this silo has {dataset}; name it alike"
     with pytest.raises(LocalError, match=why):
         governed(dataset=dataset)
     # nothing is said of any
@@ -390,19 +390,47 @@ def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
         found.on("scans")
 
 
-@pytest.mark.parametrize("name", ["risks", "scans"])
-def test_a_rule_for_a_data_set_that_the_silo_lacks_is_refused(name):
+def test_a_rule_that_names_no_data_set_is_for_that_of_data_alone():
+    """A silo that adds a data set opens nothing of it."""
+    found = policies.parse(TEXT.encode(), "policy.toml", SETS)
+    assert found.rule("fedavg", "model").name == "update"
+    assert found.on("risks").rule("fedavg", "model").name == "update"
+    assert found.on("bloods").rule("fedavg", "model") is None
+
+
+def test_a_rule_for_a_data_set_that_the_silo_lacks_is_refused():
     """Else the next rule would decide in its place."""
-    text = TEXT.replace("[[allow]]", f'[[allow]]\ndatasets = ["bloods", "{name}"]', 1)
-    with refused(f"is for data set '{name}', and this silo has cxr-2024, bloods; name it alike"):
+    text = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods", "scans"]', 1)
+    with refused("names data set 'scans', and this silo has cxr-2024, bloods; name it alike"):
         policies.parse(text.encode(), "policy.toml", SETS)
+
+
+def test_other_names_of_the_same_records_have_no_rules_or_budget_of_their_own():
+    said = "names data set 'risks', whose records are those of 'cxr-2024' .*; write 'cxr-2024'"
+    rule = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["risks"]', 1)
+    table = TEXT + DATASET + DATASET.replace("cxr-2024", "risks")
+    for text in (rule, table):
+        with refused(said):
+            policies.parse(text.encode(), "policy.toml", SETS)
 
 
 def test_a_budget_that_is_of_no_data_set_is_refused_where_one_has_none():
     assert policies.parse((TEXT + DATASET).encode(), "policy.toml", SETS).budget.epsilon == 8
     other = DATASET.replace("cxr-2024", "blods")
-    with refused(r"has .*\[dataset\.blods\], and this silo's data set is 'bloods'; name it alike"):
+    with refused("names data set 'blods', and this silo has cxr-2024, bloods; name it alike"):
         policies.parse((TEXT + DATASET + other).encode(), "policy.toml", SETS)
+    both = DATASET + DATASET.replace("cxr-2024", "bloods")
+    assert policies.parse((TEXT + both + other).encode(), "policy.toml", SETS).on("bloods").budget
+
+
+def test_a_policy_alone_has_the_data_sets_that_its_rules_name(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods"]', 1) + DATASET)
+    with refused("names data set 'cxr-2024', and this silo has data, bloods"):
+        policies.load_alone(path)
+    found = policies.load_alone(path, "cxr-2024")
+    assert list(found.datasets.records) == ["cxr-2024", "bloods"]
+    assert found.budget.epsilon == 8
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [

@@ -28,7 +28,7 @@ def world(made, job, tmp_path):
 
 def account_of(world, budget, job):
     folder = JobFolder(world.path.parent / "jobs" / job.name)
-    folder.accept(b"{}")
+    folder.accept(b"{}", "data")
     return JobAccount(budget, job, folder)
 
 
@@ -92,7 +92,7 @@ def test_counts_are_drawn_once_whatever_restarts(world, made, job):
         assert (kept.counts.dtype, kept.id) == (torch.int64, spending.id)
         other = private_job(made, "other")
         folder = JobFolder(world.path.parent / "jobs" / "other")
-        folder.accept(b"{}")
+        folder.accept(b"{}", "data")
         path = world.path.parent / "jobs" / job.name / COUNTS
         (folder.path / COUNTS).write_bytes(path.read_bytes())
         with refused(r"counts\.json: not the counts that this job released here"):

@@ -725,17 +725,23 @@ def test_3_a_job_gets_the_records_of_the_data_set_that_it_asks_for(made, tmp_pat
     ]
     for job in asked[1:]:
         del made.jobs[job.name]
-    text = local_federation.policy_text(asked[:1])
-    policy = policies.parse(text.encode(), "policy.toml", config.names)
+    policy, alone = (
+        policies.parse(local_federation.policy_text(jobs).encode(), "policy.toml", config.names)
+        for jobs in (asked[:2], asked[:1])
+    )
     ask = lambda job: admit(made.signed(job.name), "silo-a", made.roster, policy, config, KEY)
     admitted = [ask(job) for job in asked[:2]]
     sizes = [len(each.train) + len(each.test) for each in admitted]
     assert sizes == [len(further["y"]), 40]
+    assert len(admitted[1].test) == pytest.approx(20, abs=8)
     assert admitted[1].declared.dataset == "few"
     with pytest.raises(RefusedError) as caught:
         ask(asked[2])
-    assert caught.value.code == "DATA"
     assert "the job is for data set 'many', and this silo has data, few" in caught.value.why
+    # The code tells nobody which data sets there are: nothing may leave of another one, either.
+    with pytest.raises(RefusedError) as other:
+        admit(made.signed("of-few"), "silo-a", made.roster, alone, config, KEY)
+    assert (caught.value.code, other.value.code) == ("POLICY", "POLICY")
 
 
 # (5) Our data fit the model.
@@ -862,6 +868,33 @@ def test_6_our_own_weights_come_along_with_their_digest(made, ask, own_weights):
     assert admitted.public == frozenset()  # it may have been trained on records of this silo
     public = own.model_copy(update={"public": True})
     assert ask(made.signed("sup-1"), weights=(public,)).public == {"supervisor"}
+
+
+def test_6_weights_that_may_hold_records_are_for_jobs_on_their_data_set_alone(
+    made, own_weights, data_file, tmp_path
+):
+    """Else what a job on one data set uploads could hold the records of another."""
+    few = FurtherData(data=Npz(file=data_file))
+    silos = ("silo-a", "silo-b", "silo-c", "silo-d")
+    options = {"silos": silos, "participation": 0.75}
+    jobs = [made.jobs["sup-1"], made.job("sup-2", "fedsimsup", dataset="few", **options)]
+    del made.jobs["sup-2"]
+    own = Weights(jobs=("sup-*",), part="supervisor", file=own_weights[0])
+    config = SiloConfig.model_construct(
+        data=Npz(file=data_file), datasets={"few": few}, directory=tmp_path
+    )
+    text = local_federation.policy_text(jobs).encode()
+    policy = policies.parse(text, "policy.toml", config.names)
+    for change, wanted in (
+        ({}, [True, False]), ({"dataset": "data"}, [True, False]),
+        ({"dataset": "few"}, [False, True]), ({"public": True}, [True, True]),
+    ):  # fmt: skip
+        weights = (own.model_copy(update=change),)
+        asked = config.model_copy(update={"weights": weights})
+        admitted = [
+            admit(made.signed(job.name), "silo-a", made.roster, policy, asked, KEY) for job in jobs
+        ]
+        assert [bool(each.weights) for each in admitted] == wanted, change
 
 
 @pytest.mark.parametrize(

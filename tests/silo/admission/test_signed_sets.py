@@ -102,6 +102,18 @@ def test_sums_on_two_data_sets_tell_nothing_together(world, sign):
     assert [each["dataset"] for each in found] == ["data", "scans"]
 
 
+def test_what_was_signed_under_a_name_counts_once_its_records_are_said_to_be_others(world, sign):
+    apart = DataSets({"data": "data", "risks": "risks"})
+    alike = DataSets({"data": "data", "risks": "data"})
+    judging = lambda names: SignedSets(
+        world.ledger, world.roster, policies.parse(POLICY.encode(), "policy.toml", names)
+    )
+    signed(judging(apart), sign("of-risks", dataset="risks"))
+    five = sign("five-of-data", SILOS[:5])
+    assert judging(apart).objection_to(five) == ""
+    assert "five-of-data" in judging(alike).objection_to(five)
+
+
 def test_what_it_says_names_jobs_sets_and_ways_out(world, sign):
     first, five, four = sign("first"), sign("five", SILOS[:5]), sign("four", SILOS[:4])
     signed(world.judging(), first)

@@ -193,6 +193,7 @@ def test_5_a_job_is_paid_for_by_its_own_data_set_alone(made, tmp_path, monkeypat
     """A reservation of the same number and job in another budget pays nothing."""
     names = DataSets({"data": "data", "scans": "scans"})
     text = policy_for(made, *made.jobs.values(), required="true").text
+    text = text.replace("[[allow]]", '[[allow]]\ndatasets = ["data", "scans"]')
     policy = policies.parse(text.encode(), "policy.toml", names)
     world = Private(made, tmp_path)
     world.gate._policy = policy

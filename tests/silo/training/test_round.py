@@ -28,7 +28,7 @@ def work(made, tmp_path):
 
     def make(name, weights=None):
         folder = JobFolder(tmp_path / name)
-        folder.accept(b"{}")
+        folder.accept(b"{}", "data")
         declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
         admitted = Admitted(JobPlan(job), declared, "operator", train, test, weights or {}, {})
         return JobTraining(admitted, folder, "silo-a", 1, lambda: False)
@@ -154,7 +154,7 @@ def paid(made, tmp_path):
     shard = records()
     train, test = shard.take(torch.arange(30).numpy()), shard.take(torch.arange(30, 40).numpy())
     folder = JobFolder(tmp_path / "jobs" / "paid")
-    folder.accept(b"{}")
+    folder.accept(b"{}", "data")
     with opened(world) as budget:
 
         def make(weights=None, public=frozenset()):
