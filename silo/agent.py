@@ -30,7 +30,7 @@ from ..errors import (
 from ..proto import federation_pb2 as pb
 from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.roster import Roster
-from ..security.policy.policy import Policy
+from ..security.policy.policy import SiloPolicy
 from .admission.budget import DatasetBudget
 from .admission.checks import Admitted, admit, checked_cohort
 from .admission.private_jobs import advice, check_room, payer
@@ -95,7 +95,7 @@ class Agent:
         config: SiloConfig,
         silo: str,
         roster: Roster,
-        policy: Policy,
+        policy: SiloPolicy,
         gate: Gate,
         keys: Keys,
         budgets: Mapping[str, DatasetBudget] = MappingProxyType({}),

@@ -32,7 +32,7 @@ from ..security.ledger.audit import LEDGER
 from ..security.ledger.records import SumSigned
 from ..security.policy import policy as policies
 from ..security.policy.file import BudgetTable as DatasetTable
-from ..security.policy.policy import Policy
+from ..security.policy.policy import SiloPolicy
 from ..security.preflight import PreflightReport
 from . import config as configs
 from . import connectivity
@@ -61,7 +61,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     keys, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.SILO)
     policy = report.look("policy", partial(_policy, config))
     for name in config.sources:
-        report.look("data", partial(_data, config, name))
+        report.look("data", partial(config.naming(name)(_data), config, name))
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look(
@@ -114,7 +114,7 @@ def _config(path: Path) -> tuple[SiloConfig, str]:
     return config, f"{path}; trains on {device} in {precision}"
 
 
-def _policy(config: SiloConfig) -> tuple[Policy, str]:
+def _policy(config: SiloConfig) -> tuple[SiloPolicy, str]:
     policy = policies.load(config.policy, config.names)
     rules = len(policy.file.allow)
     said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
@@ -170,7 +170,7 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
 
 
 def _job(
-    path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig
+    path: Path, keys: Keys, roster: Roster, policy: SiloPolicy, config: SiloConfig
 ) -> tuple[Job, str]:
     """The agent's answer, were this job offered now; LocalError where it would decline."""
     # The checks are the agent's own, so that both say the same.

@@ -57,6 +57,8 @@
     listen = "127.0.0.1:9465"
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Literal, Self
@@ -160,6 +162,16 @@ class SiloConfig(Strict):
                 f" {', '.join(records)}"
             )
         return self
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Errors of a further data set begin with its table."""
+        try:
+            yield
+        except LocalError as error:
+            if name not in self.datasets:
+                raise
+            raise type(error)(f"[datasets.{name}.data]: {error}") from error
 
     def _own_records(self) -> list[str]:
         return [name for name, of in self.names.records.items() if name == of]

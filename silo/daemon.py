@@ -20,7 +20,7 @@ from ..security.ledger.egress_ledger import Ledger
 from ..security.ledger.records import Start, StopRecord
 from ..security.log.lock import locked
 from ..security.policy import policy as policies
-from ..security.policy.policy import Policy
+from ..security.policy.policy import SiloPolicy
 from .admission import budget as budgets
 from .admission.budget import DatasetBudget
 from .admission.signed_sets import check_remembered
@@ -53,8 +53,9 @@ async def serve(config: SiloConfig) -> None:
 
     # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.names)
-    for source in config.sources.values():
-        source.check_present()
+    for name, source in config.sources.items():
+        with config.naming(name):
+            source.check_present()
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -96,20 +97,13 @@ async def serve(config: SiloConfig) -> None:
 
 @contextlib.contextmanager
 def _budgets(
-    config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
+    config: SiloConfig, policy: SiloPolicy, ledger: Ledger, roster: Roster, keys: Keys
 ) -> Iterator[Mapping[str, DatasetBudget]]:
     """The privacy budgets of the silo's data sets by name, each its own records.
 
     None has one where the policy sets none, so that private jobs are declined.
     """
-    for name, of in config.names.records.items():
-        if name != of and name in ledger.privacy_heads:
-            raise LocalError(
-                f"data set {name!r} has a budget in the ledger, and with records_of = {of!r} what"
-                " was spent from it would be forgotten: give it another name in [datasets], and"
-                f" lower epsilon in [dataset.{of}] of the policy by what staddle privacy show says"
-                f" of {name!r}"
-            )
+    budgets.check_names(config.names, ledger.privacy_heads)
     named = config.names.own
     asked = list(filter(attrgetter("budget"), map(policy.on, named)))
     # A data set under another name begins with an empty budget: nobody but the silo's own people

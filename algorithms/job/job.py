@@ -163,7 +163,7 @@ class JobFile(JobSettings):
     method: MethodTable
     privacy: PrivacyTable | None = None
     dataset: Name | None = None
-    """Which of a silo's data sets the job is on; None: the first that each silo has."""
+    """Which of a silo's data sets the job is on; None: that of each silo's [data]."""
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -326,7 +326,7 @@ class Job:
     metrics: MetricsTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
-    dataset: str | None = None  # of each silo; None: its first
+    dataset: str | None = None  # of each silo; None: that of its [data]
     # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
     # the entry ``start`` of the document that the job was read from

@@ -16,7 +16,7 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DATASET
-from ...security.policy.policy import Policy, Verdict
+from ...security.policy.policy import Policy, SiloPolicy, Verdict
 from ...security.policy.release import MASKED, PADDED, ROTATED, Release
 from ...silo import config as configs
 from ...silo.admission import checks
@@ -122,7 +122,7 @@ def check(
 
 def _sources(
     config: Path | None, policy: Path | None, roster: Path | None, dataset: str | None
-) -> tuple[Policy, rosters.Roster, str]:
+) -> tuple[SiloPolicy, rosters.Roster, str]:
     """Policy, roster and, from a configuration, our id.
 
     What the configuration names can be named otherwise.
@@ -169,7 +169,7 @@ def _lines(
 def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
     """Facts about all rounds; empty texts for those that do not apply."""
     job = plan.job
-    yield f"on data set {policy.dataset!r}" if job.dataset else ""
+    yield _on(job, policy)
     yield _blind(job)
     yield together(job)
     yield starts_from(job)
@@ -181,6 +181,14 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     yield _census(job)
     yield _trust(plan, policy, outflows)
     yield revealed_by_likeness(plan)
+
+
+def _on(job: Job, policy: Policy) -> str:
+    if job.dataset is None:
+        return ""
+    alias = job.dataset != policy.dataset
+    whose = f", whose records are those of {policy.dataset!r}" if alias else ""
+    return f"on data set {job.dataset!r}{whose}"
 
 
 def _blind(job: Job) -> str:

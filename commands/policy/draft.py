@@ -5,7 +5,7 @@ A person reads and tightens it.
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
@@ -35,6 +35,7 @@ from ...security.policy.release import (
     Release,
 )
 from ...security.preflight import size
+from ...silo import config as configs
 from ...silo.admission import checks
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
@@ -147,6 +148,10 @@ def new(
             help="The silo's data set, as its configuration calls it, for jobs that ask for none."
         ),
     ] = DATASET,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The silo's TOML file, for its data sets, in place of --dataset."),
+    ] = None,
     package: Packages = None,
 ) -> None:
     """Write a policy that allows what these jobs upload, and nothing else.
@@ -161,9 +166,8 @@ def new(
     ]
 
     # Parsed as the agent will parse it, so that no draft is written that it would reject.
-    text = draft(jobs, dataset=dataset)
-    named = by_data_set(jobs, dataset)
-    datasets = DataSets(dict(zip(named, named, strict=True)))
+    datasets = _named_by(jobs, dataset) if config is None else configs.load(config).names
+    text = draft(jobs, datasets=datasets)
     rules = len(policies.parse(text.encode(), str(out), datasets).file.allow)
     examples.write(out, text, 0o644)
     printer.show(
@@ -217,7 +221,7 @@ class Drafted:
 def draft(
     jobs: Sequence[Job],
     max_bytes_per_round: str | None = None,
-    dataset: str = DATASET,
+    datasets: DataSets | None = None,
     *,
     trust: bool = False,
 ) -> str:
@@ -225,14 +229,16 @@ def draft(
 
     ``trust``: the person whose policy it is trusts that the coordinator colludes with no silo, and
     lets sums be over changing silos. Otherwise what to write if they do stands in a comment, and
-    jobs that ask for it are declined. Jobs that ask for no data set are on that of this name.
+    jobs that ask for it are declined. ``datasets`` are the silo's; without them, those that the
+    jobs ask for, and DATASET for the others.
     """
+    names = datasets or _named_by(jobs, DATASET)
     rules: dict[tuple[str, str, str], Drafted] = {}
     # A rule that names no data set would let jobs on one do what only jobs on another need.
     apart = any(map(attrgetter("dataset"), jobs))
     largest = 0
     for job in jobs:
-        of = (job.dataset or dataset) if apart else ""
+        of = names.of(job.dataset) if apart else ""
         for phase in JobPlan(job).phases:
             releases = upload_releases(phase)
             # The largest round of all jobs: the limit holds for any round.
@@ -244,7 +250,13 @@ def draft(
     # Rounded up to whole KiB, for readability.
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
     texts = [_rule(part, rule) for (*_, part), rule in rules.items()]
-    return _head(jobs, limit, dataset, trust=trust) + "".join(texts)
+    return _head(jobs, limit, names, trust=trust) + "".join(texts)
+
+
+def _named_by(jobs: Sequence[Job], first: str) -> DataSets:
+    """The data sets that jobs ask for; those that ask for none are on the first."""
+    asked = dict.fromkeys((first, *filter(None, map(attrgetter("dataset"), jobs))))
+    return DataSets(dict(zip(asked, asked, strict=True)))
 
 
 def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
@@ -263,7 +275,7 @@ def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
     return TIMES_BLIND * (size + most_contributed(silos, groups, products))
 
 
-def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
+def _head(jobs: Sequence[Job], limit: str, names: DataSets, *, trust: bool) -> str:
     # A person reads this file before a first job and years after it, so each bound says in place
     # what it is against.
     named = ", ".join(f"{job.name!r}" for job in jobs)
@@ -302,17 +314,11 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
         'max_bytes = "16MiB"',
     ]
     sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
-    by_name = by_data_set(jobs, dataset)
-    budgets = chain.from_iterable(map(budget_text.table, by_name.values(), by_name))
-    return "\n".join([*lines, *sums, *budgets]) + "\n"
-
-
-def by_data_set(jobs: Iterable[Job], default: str) -> dict[str, list[Job]]:
-    """The jobs by the data set that they ask for, or get."""
-    found: dict[str, list[Job]] = {}
+    by_set: dict[str, list[Job]] = {}
     for job in jobs:
-        found.setdefault(job.dataset or default, []).append(job)
-    return found
+        by_set.setdefault(names.of(job.dataset), []).append(job)
+    budgets = chain.from_iterable(map(budget_text.table, by_set.values(), by_set))
+    return "\n".join([*lines, *sums, *budgets]) + "\n"
 
 
 def _cells(jobs: Sequence[Job]) -> list[str]:

@@ -14,7 +14,7 @@ class DataSets:
     """The data sets of a silo.
 
     ``records`` has, by the name that jobs ask for, the data set whose records these are: itself, or
-    another one that is read otherwise. The first is that of jobs that ask for none.
+    another one that is read otherwise. Jobs that ask for none are on the first, that of [data].
     """
 
     records: Mapping[str, str]

@@ -9,11 +9,11 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ...errors import LocalError
 from ...files.documents import parse_toml, read_bytes
@@ -69,23 +69,43 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """A policy for jobs on one data set, and its file as it goes into the ledger: SHA-256 (hex)
-    and text.
-    """
+class SiloPolicy:
+    """A silo's policy, and its file as it goes into the ledger: SHA-256 (hex) and text."""
 
     file: PolicyFile
     digest: str
     text: str
-    dataset: str = DATASET  # of ``datasets``, whose records the job is on
     datasets: DataSets = field(default_factory=DataSets.one)
 
-    def on(self, asked: str | None) -> Self:
+    def on(self, asked: str | None) -> "Policy":
         """The policy for a job that asks for this data set, or for none.
 
         LocalError where the silo has no such data set.
         """
-        return replace(self, dataset=self.datasets.of(asked))
+        dataset = self.datasets.of(asked)
+        return Policy(self.file, self.digest, self.text, self.datasets, dataset)
+
+    @property
+    def terms(self) -> "Terms":
+        """Its conditions on the cohort and the survivors of a blind sum."""
+        from ..secagg.spec import (  # noqa: PLC0415 numpy takes a tenth of a second, commands read policies without
+            Terms,
+        )
+
+        table = self.file.secure_aggregation
+        return Terms(table.min_cohort, table.min_honest, table.assumed_colluders)
+
+    @property
+    def bounds_norms(self) -> bool:
+        """True if any rule bounds the norm of a part, so that norms must be computed."""
+        return any(rule.max_norm is not None for rule in self.file.allow)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(SiloPolicy):
+    """A silo's policy for the jobs on one of its data sets, which decides what may leave."""
+
+    dataset: str = DATASET
 
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method, a part and the data set, which alone decides."""
@@ -160,21 +180,6 @@ class Policy:
         """The privacy budget of this silo's data set; None where the file has no table for it."""
         return self.file.dataset.get(self.dataset)
 
-    @property
-    def terms(self) -> "Terms":
-        """Its conditions on the cohort and the survivors of a blind sum."""
-        from ..secagg.spec import (  # noqa: PLC0415 numpy takes a tenth of a second, commands read policies without
-            Terms,
-        )
-
-        table = self.file.secure_aggregation
-        return Terms(table.min_cohort, table.min_honest, table.assumed_colluders)
-
-    @property
-    def bounds_norms(self) -> bool:
-        """True if any rule bounds the norm of a part, so that norms must be computed."""
-        return any(rule.max_norm is not None for rule in self.file.allow)
-
     def _verdict(
         self, method: str, release: Release, recipient: str, readers: Sequence[str]
     ) -> Verdict:
@@ -182,9 +187,10 @@ class Policy:
         tensor = f"tensor {release.part}/{release.name}"
         rule = self.rule(method, release.part)
         if rule is None:
+            on = f" for data set {self.dataset!r}" if len(self.datasets.own) > 1 else ""
             missing = (
-                f"{tensor}: no [[allow]] has method {method!r} and part {release.part!r}; add one"
-                " if it may leave"
+                f"{tensor}: no [[allow]]{on} has method {method!r} and part {release.part!r}; add"
+                " one if it may leave"
             )
             return Verdict(release, DEFAULT_DENY, (missing,))
         reasons = Reasons(f"{tensor}: rule {rule.name!r}: ")
@@ -230,7 +236,7 @@ class Policy:
         )
 
 
-def load(path: Path, datasets: str | DataSets = DATASET) -> Policy:
+def load(path: Path, datasets: str | DataSets = DATASET) -> SiloPolicy:
     """Read a policy file for these data sets; the digest is of the very bytes that were parsed.
 
     LocalError if the file cannot be read, or ``parse`` refuses it.
@@ -238,7 +244,7 @@ def load(path: Path, datasets: str | DataSets = DATASET) -> Policy:
     return parse(read_bytes(path), str(path), datasets)
 
 
-def load_alone(path: Path, first: str = DATASET) -> Policy:
+def load_alone(path: Path, first: str = DATASET) -> SiloPolicy:
     """Read a policy file where no silo's configuration names its data sets.
 
     They are ``first``, that of [data], and those that rules are for.
@@ -249,11 +255,11 @@ def load_alone(path: Path, first: str = DATASET) -> Policy:
     return load(path, DataSets(dict(zip(names, names, strict=True))))
 
 
-def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> Policy:
+def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> SiloPolicy:
     """Check the bytes of a policy file, for the data set of this name or for these.
 
-    The policy is that of jobs that ask for no data set. LocalError also for a file that the ledger
-    cannot hold, or that does not name the data sets as the silo does.
+    LocalError also for a file that the ledger cannot hold, or that does not name the data sets as
+    the silo does.
     """
     if len(data) > MAX_FILE:
         raise LocalError(
@@ -267,7 +273,7 @@ def parse(data: bytes, origin: str, datasets: str | DataSets = DATASET) -> Polic
         datasets = DataSets.one(datasets)
     _check_named(file, datasets, origin)
     digest = hashlib.sha256(data).hexdigest()
-    return Policy(file, digest, data.decode(), datasets.of(None), datasets)
+    return SiloPolicy(file, digest, data.decode(), datasets)
 
 
 def _check_named(file: PolicyFile, datasets: DataSets, origin: str) -> None:

@@ -11,7 +11,7 @@ too; a policy that says something else is a record.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from ...security.log.head import HeldHead
 from ...security.log.segments import segments
 from ...security.log.tree_head import TreeHead
 from ...security.policy import policy as policies
+from ...security.policy.data_sets import DataSets
 from ...security.policy.file import BudgetTable
 from ...security.policy.policy import Policy
 from ...security.policy.release import PaidBy
@@ -110,6 +111,21 @@ class DatasetBudget:
         return self._budget.paid(reservation, job_digest)
 
 
+def check_names(names: DataSets, heads: Collection[str]) -> None:
+    """LocalError where a data set that has a budget is now said to have the records of another.
+
+    ``heads`` are the data sets with budgets in the ledger.
+    """
+    for name in sorted(names.records.keys() & set(heads) - set(names.own)):
+        of = names.of(name)
+        raise LocalError(
+            f"data set {name!r} has a budget in the ledger, and with records_of = {of!r} what was"
+            " spent from it would be forgotten: give it another name in [datasets], and lower"
+            f" epsilon in [dataset.{of}] of the policy by what staddle privacy show says of"
+            f" {name!r}"
+        )
+
+
 def paid_by(budgets: Mapping[str, DatasetBudget]) -> PaidBy:
     """What the gate asks before anything leaves, of the open budgets by data set."""
 
@@ -170,10 +186,10 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
 
     LocalError for a budget that is broken.
     """
-    policy = policies.load(config.policy, config.names)
+    policy, heads = policies.load(config.policy, config.names), _heads(config)
+    check_names(config.names, heads)
     entry = load_entry(config.keys / ENTRY_FILE)
-    # read first: what is spent meanwhile is in the budget before it is in the ledger
-    heads = _heads(config)
+    # heads are read first: what is spent meanwhile is in the budget before it is in the ledger
     folder = config.directory / FOLDER
     present: set[str] = set()
     if folder.is_dir():

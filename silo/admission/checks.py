@@ -22,7 +22,7 @@ from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.roster import Roster
 from ...security.identity.signed_document import verify_document
-from ...security.policy.policy import Decision, Policy, Verdict
+from ...security.policy.policy import Decision, Policy, SiloPolicy, Verdict
 from ...security.policy.release import Release
 from ...security.secagg.spec import Terms
 from ..config import SiloConfig, Weights
@@ -181,7 +181,7 @@ def _decided(
     return tuple(readers), Decision(tuple(verdicts), tuple(whole))
 
 
-def asked_of_rows(made: Terms, policy: Policy) -> Terms:
+def asked_of_rows(made: Terms, policy: SiloPolicy) -> Terms:
     """The terms of each row that this silo opens: the stricter of the job's and its policy's.
 
     The larger number for each term.
@@ -426,7 +426,7 @@ def _cell_objections(job: Job, policy: Policy) -> Iterator[str]:
 
 
 def admit(
-    signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes
+    signed: bytes, silo: str, roster: Roster, policy: SiloPolicy, config: SiloConfig, key: bytes
 ) -> Admitted:
     """The admitted job; RefusedError with the code of the first check that fails.
 
@@ -457,7 +457,8 @@ def admit(
     # (7) the weights that we bring along.
     try:
         check_start(job, policy, coordinator)
-        train, test = _own_records(job, silo, config, key)
+        with config.naming(job.dataset or config.dataset):
+            train, test = _own_records(job, silo, config, key)
         weights, digests, public = _own_weights(job, silo, config)
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
@@ -468,7 +469,7 @@ def admit(
     return Admitted(plan, declared, signer, train, test, weights, digests, public)
 
 
-def on_data_set(job: Job, policy: Policy, coordinator: str) -> Policy:
+def on_data_set(job: Job, policy: SiloPolicy, coordinator: str) -> Policy:
     """The policy for the data set that a job asks for; RefusedError where this silo has none."""
     try:
         return policy.on(job.dataset)

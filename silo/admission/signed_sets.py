@@ -25,7 +25,7 @@ from ...security.identity.signers import Signers
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import SumSigned
 from ...security.ledger.sum_history import ImpliedSum, SignedSet, choices, find_implied, signed_sets
-from ...security.policy.policy import Policy
+from ...security.policy.policy import Policy, SiloPolicy
 from ...security.secagg.evidence import Misdealing, proven
 from ...security.secagg.memory import Memory
 
@@ -39,7 +39,7 @@ class SignedSets:
     Sets are judged under the agent's roster and policy.
     """
 
-    def __init__(self, ledger: Ledger, roster: Roster, policy: Policy) -> None:
+    def __init__(self, ledger: Ledger, roster: Roster, policy: SiloPolicy) -> None:
         self._ledger = ledger
         self._roster = roster
         self._policy = policy

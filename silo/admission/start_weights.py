@@ -22,7 +22,7 @@ from ...algorithms.models.pretrained import StartWeights
 from ...errors import RefusedError
 from ...files.documents import parse_json, read_bytes
 from ...security.ledger.sum_history import SignedSet, choices, find_implied
-from ...security.policy.policy import Policy
+from ...security.policy.policy import SiloPolicy
 from .signed_sets import MOST_CHOICES
 
 
@@ -39,7 +39,7 @@ class WeightsNeededError(RefusedError):
         self.job, self.weights, self.path = job, weights, path
 
 
-def weights_objections(job: Job, policy: Policy) -> Iterator[str]:
+def weights_objections(job: Job, policy: SiloPolicy) -> Iterator[str]:
     """What the policy has against the file of weights that a job names, with what to do."""
     weights = job.model.weights
     if weights is not None and weights.sha256 not in policy.file.weights:
@@ -50,7 +50,7 @@ def weights_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
 
 
-def check_start(job: Job, policy: Policy, coordinator: str) -> None:
+def check_start(job: Job, policy: SiloPolicy, coordinator: str) -> None:
     """LocalError for a file that does not fit, or looks as if it was made to leak records.
 
     WeightsNeededError where the signed job's file is not there.
@@ -85,7 +85,7 @@ class StepSums:
         return cls(str(document.get("name")), silos, blind, "weights" in model, blind and changing)
 
 
-def start_objection(job: Job, jobs: Path, policy: Policy) -> str:
+def start_objection(job: Job, jobs: Path, policy: SiloPolicy) -> str:
     """Why a job may not begin next to earlier ones, where it or they begin with a file of weights.
 
     Empty if it may. ``jobs`` has the folders of all jobs that this silo accepted; LocalError for a

@@ -22,7 +22,7 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
-from ...security.policy.policy import Policy
+from ...security.policy.policy import SiloPolicy
 from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.silo import Participant
 from ...security.secagg.spec import context_of
@@ -104,7 +104,7 @@ class BlindRounds:
     """
 
     def __init__(
-        self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys
+        self, roster: Roster, policy: SiloPolicy, gate: Gate, keys: Keys, group_keys: GroupKeys
     ) -> None:
         """``keys`` are the silo's own."""
         self._silo = keys.entry.id

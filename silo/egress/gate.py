@@ -50,7 +50,7 @@ from ...security.blind.directed_mix import is_row
 from ...security.identity import roster as rosters
 from ...security.ledger import records
 from ...security.ledger.egress_ledger import Ledger
-from ...security.policy.policy import Policy
+from ...security.policy.policy import SiloPolicy
 from ...security.policy.release import PaidBy, nothing_paid, own_part, unpaid
 from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import brought_fault
@@ -96,7 +96,7 @@ class Gate:
         self,
         client: Client,
         ledger: Ledger,
-        policy: Policy,
+        policy: SiloPolicy,
         roster: rosters.Roster,
         witness: Witness,
         paid: PaidBy = nothing_paid,

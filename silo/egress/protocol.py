@@ -30,7 +30,7 @@ from ...security.blind.group_key import KeyContribution, Relayed
 from ...security.blind.sealing import SealedSecret
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import MessageDigest, ProtocolMessage
-from ...security.policy.policy import Policy
+from ...security.policy.policy import SiloPolicy
 from .outcomes import Denials
 from .session import CoordinatorSession
 
@@ -44,7 +44,7 @@ class ProtocolMessages:
     """
 
     def __init__(
-        self, session: CoordinatorSession, ledger: Ledger, policy: Policy, denials: Denials
+        self, session: CoordinatorSession, ledger: Ledger, policy: SiloPolicy, denials: Denials
     ) -> None:
         self._session = session
         self._ledger = ledger

@@ -71,7 +71,7 @@ class Declared:
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()
     silos: tuple[str, ...] = ()  # of a blind job
     packages: tuple[Package, ...] = ()  # whose code the job runs
-    dataset: str | None = None  # that the job asks for; None: the silo's first
+    dataset: str | None = None  # that the job asks for, if it does
     # what evaluation counts; None for the task of an installed package
     counting: Counting | None = None
 

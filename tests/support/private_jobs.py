@@ -45,7 +45,7 @@ def opened(world, policy=None):
     """The budget beside the ledger of a world."""
     policy = policy or world.policy
     with budgets.opened(
-        world.path.parent, policy, world.ledger, world.made.roster.federation, world.keys
+        world.path.parent, policy.on(None), world.ledger, world.made.roster.federation, world.keys
     ) as budget:
         yield budget
 

@@ -14,6 +14,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
 from staddle.security.policy import policy as policies
+from staddle.security.policy.data_sets import DataSets
 from staddle.silo import config as configs
 from staddle.silo.admission.checks import admit
 
@@ -392,7 +393,7 @@ def test_a_job_is_judged_for_the_data_set_that_it_asks_for(federation, tmp_path)
 
 def test_the_data_set_is_that_of_the_configuration_or_named(federation, private, tmp_path):
     folder = federation.folder
-    text = draft([Job.from_toml(folder / "jobs" / "costly.toml")], dataset="cxr")
+    text = draft([Job.from_toml(folder / "jobs" / "costly.toml")], datasets=DataSets.one("cxr"))
     (tmp_path / "policy.toml").write_text(text)
     signed, roster = folder / "jobs" / "costly.json", ("--roster", folder / "roster.json")
     own = ("check", signed, "--policy", tmp_path / "policy.toml", *roster)
@@ -405,4 +406,4 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     assert "--dataset: the configuration names" in str(policy_command(*both).exception)
     made = policy_command("new", signed, *named, "--out", tmp_path / "new.toml", *roster)
     assert made.exit_code == 0, made.exception
-    assert policies.load(tmp_path / "new.toml", "cxr").budget.required
+    assert policies.load(tmp_path / "new.toml", "cxr").on(None).budget.required

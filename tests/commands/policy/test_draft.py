@@ -23,6 +23,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.policy import policy as policies
 from staddle.security.policy.data_sets import DataSets
 from staddle.security.preflight import size
+from staddle.silo import config as configs
 from staddle.silo.admission.checks import outflows, sum_objections
 from staddle.silo.admission.private_jobs import privacy_objections
 from staddle.silo.admission.signed_sets import tells_fixed
@@ -52,7 +53,7 @@ def jobs(federation, tmp_path_factory):
 
 
 def parsed(text):
-    return policies.parse(text.encode(), "policy.toml")
+    return policies.parse(text.encode(), "policy.toml").on(None)
 
 
 def leaves(job, roster, policy):
@@ -147,7 +148,7 @@ def test_a_draft_of_jobs_on_data_sets_has_rules_and_a_budget_for_each(federation
         )
     )
     names = DataSets({name: name for name in ("heart", "scans", "bloods")})
-    policy = policies.parse(draft([first, other, private], dataset="heart").encode(), "p", names)
+    policy = policies.parse(draft([first, other, private], datasets=names).encode(), "p", names)
     assert {rule.name: rule.datasets for rule in policy.file.allow} == {
         "fedavg-model-heart": ("heart",), "fedavg-metrics-heart": ("heart",),
         "fedper-extractor-scans": ("scans",), "fedper-metrics-scans": ("scans",),
@@ -160,6 +161,76 @@ def test_a_draft_of_jobs_on_data_sets_has_rules_and_a_budget_for_each(federation
     for job in (first, private):
         (flow, *_) = outflows(JobPlan(job), roster, policy.on("scans"))
         assert not flow.decision.allow
+
+
+def test_jobs_on_the_same_records_share_rules_and_a_budget(federation, roster):
+    """Under the name of the data set that has these records."""
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.25}
+    heart, risks = (
+        local_federation.sign_job(federation, job_document(SILOS, name=name, **fields))
+        for name, fields in (
+            ("hearts", {"dataset": "heart", "privacy": privacy}),
+            ("risks", {"dataset": "risks", "metrics": {"confusion": True}, "privacy": privacy}),
+        )
+    )
+    names = DataSets({"data": "data", "heart": "heart", "risks": "heart"})
+    policy = policies.parse(draft([heart, risks], datasets=names).encode(), "p", names)
+    assert {rule.datasets for rule in policy.file.allow} == {("heart",)}
+    assert list(policy.file.dataset) == ["heart"]
+    for job in (heart, risks):
+        check_agreed(job, policy.on(job.dataset), roster)
+
+
+def test_a_policy_is_drafted_for_the_data_sets_of_a_configuration(federation, roster, tmp_path):
+    document = job_document(SILOS, name="alias", dataset="risks")
+    job = local_federation.sign_job(federation, document)
+    silo = tmp_path / "silo.toml"
+    silo.write_text(SILO_TOML)
+    signed, out = federation.folder / "jobs" / "alias.json", tmp_path / "policy.toml"
+    given = ("--roster", federation.folder / "roster.json", "--config", silo, "--out", out)
+    done = run("new", signed, *given)
+    assert done.exit_code == 0, (done.output, done.exception)
+    policy = policies.load(out, configs.load(silo).names)
+    assert {rule.datasets for rule in policy.file.allow} == {("heart",)}
+    check_agreed(job, policy.on("risks"), roster)
+
+
+def test_a_rule_of_a_long_name_has_a_name_of_its_own(federation):
+    long = ["d" * 63 + end for end in "ab"]
+    jobs = [
+        local_federation.sign_job(
+            federation, job_document(SILOS, name=f"long-{own[-1]}", dataset=own)
+        )
+        for own in long
+    ]
+    names = DataSets(dict(zip(long, long, strict=True)))
+    found = policies.parse(draft(jobs, datasets=names).encode(), "p", names)
+    assert len({rule.name for rule in found.file.allow}) == 4
+
+
+SILO_TOML = """
+version = 1
+coordinator = "localhost:1"
+directory = "state"
+keys = "keys"
+roster = "roster.json"
+policy = "policy.toml"
+dataset = "heart"
+
+[trust]
+federation = "local"
+founders = ["SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"]
+threshold = 1
+
+[data]
+file = "heart.npz"
+
+[datasets.risks]
+records_of = "heart"
+
+[datasets.risks.data]
+file = "heart.npz"
+"""
 
 
 def test_a_draft_says_of_each_rule_what_it_is(jobs):
@@ -413,7 +484,7 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(roster, 
     assert why.endswith('have the job signed without dropouts, or set the policy to "any"')
     policy = policies.parse(
         draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml"
-    )
+    ).on(None)
     check_agreed(job, policy, roster)
     asked = {"required": True, "public_counts": True, "assumed_colluders": 0}
     assert blind_rules(policy) == {**asked, "dropouts": "any"}
@@ -465,7 +536,7 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(ros
 
 
 def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(signed):
-    text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
+    text = draft([signed("first", privacy=PRIVACY)], datasets=DataSets.one("cxr-2024"))
     assert "[dataset.cxr-2024]" in text
     said = " ".join(text.replace("\n# ", " ").split())
     most = "The most privacy loss that all jobs together may ever cost data set 'cxr-2024'"

@@ -57,7 +57,7 @@ def released(**changes):
 
 
 def policy(text=TEXT):
-    return policies.parse(text.encode(), "policy.toml")
+    return policies.parse(text.encode(), "policy.toml").on(None)
 
 
 def decide(*releases, method="fedavg", recipient="coordinator", readers=("coordinator",), sent=0):
@@ -312,7 +312,7 @@ PRIVATE, PUBLIC = released(), Release(**GOOD, taint="public")
 
 
 def governed(more="required = true\n", dataset="cxr-2024"):
-    return policies.parse((TEXT + DATASET + more).encode(), "policy.toml", dataset)
+    return policies.parse((TEXT + DATASET + more).encode(), "policy.toml", dataset).on(None)
 
 
 @pytest.mark.parametrize(("release", "more", "may"), [
@@ -364,7 +364,7 @@ def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_othe
     with pytest.raises(LocalError, match=why):
         governed(dataset=dataset)
     # nothing is said of any
-    assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None
+    assert policies.parse(TEXT.encode(), "policy.toml", dataset).on(None).budget is None
 
 
 SETS = DataSets({"cxr-2024": "cxr-2024", "bloods": "bloods", "risks": "cxr-2024"})
@@ -385,7 +385,6 @@ def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
         rule = "update" if dataset == "bloods" else "others"
         assert own.rule("fedavg", "model").name == rule
         assert (own.budget is None) == (dataset == "bloods")
-    assert found.dataset == "cxr-2024"
     with refused("the job is for data set 'scans', and this silo has cxr-2024, bloods, risks"):
         found.on("scans")
 
@@ -393,7 +392,7 @@ def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
 def test_a_rule_that_names_no_data_set_is_for_that_of_data_alone():
     """A silo that adds a data set opens nothing of it."""
     found = policies.parse(TEXT.encode(), "policy.toml", SETS)
-    assert found.rule("fedavg", "model").name == "update"
+    assert found.on(None).rule("fedavg", "model").name == "update"
     assert found.on("risks").rule("fedavg", "model").name == "update"
     assert found.on("bloods").rule("fedavg", "model") is None
 
@@ -415,7 +414,8 @@ def test_other_names_of_the_same_records_have_no_rules_or_budget_of_their_own():
 
 
 def test_a_budget_that_is_of_no_data_set_is_refused_where_one_has_none():
-    assert policies.parse((TEXT + DATASET).encode(), "policy.toml", SETS).budget.epsilon == 8
+    alone = policies.parse((TEXT + DATASET).encode(), "policy.toml", SETS)
+    assert (alone.on("risks").budget.epsilon, alone.on("bloods").budget) == (8, None)
     other = DATASET.replace("cxr-2024", "blods")
     with refused("names data set 'blods', and this silo has cxr-2024, bloods; name it alike"):
         policies.parse((TEXT + DATASET + other).encode(), "policy.toml", SETS)
@@ -430,7 +430,7 @@ def test_a_policy_alone_has_the_data_sets_that_its_rules_name(tmp_path):
         policies.load_alone(path)
     found = policies.load_alone(path, "cxr-2024")
     assert list(found.datasets.records) == ["cxr-2024", "bloods"]
-    assert found.budget.epsilon == 8
+    assert found.on(None).budget.epsilon == 8
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
@@ -460,7 +460,7 @@ def test_a_table_of_a_data_set_that_is_none_is_refused(old, new, words):
 @given(st.floats(1e-20, 1, exclude_max=True), st.floats(1e-9, 1000))
 def test_decimals_are_those_that_a_budget_can_hold(delta, epsilon):
     text = DATASET.replace("1e-5", repr(delta)).replace("8.0", repr(epsilon))
-    found = policies.parse((TEXT + text).encode(), "policy.toml", "cxr-2024").budget
+    found = policies.parse((TEXT + text).encode(), "policy.toml", "cxr-2024").on(None).budget
     assert (float(found.delta), float(found.epsilon)) == (delta, epsilon)
     Limit(epsilon=format(found.epsilon, "f"), delta=format(found.delta, "f"), policy="ab" * 32)
 

@@ -309,13 +309,13 @@ def blind(made):
 def test_4_a_blind_job_is_decided_as_masked_words_that_are_read_as_a_sum(ask, blind, made):
     asked = blind("masked")
     assert ask(**asked).job.security.required
-    (outflow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"])
+    (outflow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"].on(None))
     assert outflow.readers == (SUM_READER,)
     assert {verdict.release.form for verdict in outflow.decision.tensors} == {"masked"}
     assert {verdict.release.dtype for verdict in outflow.decision.tensors} == {"uint64"}
     released = [verdict.release for verdict in outflow.decision.tensors]
     assert ("extractor", "@weight") in {(release.part, release.name) for release in released}
-    plain = outflows(JobPlan(made.jobs["simple"]), made.roster, asked["policy"])[0]
+    plain = outflows(JobPlan(made.jobs["simple"]), made.roster, asked["policy"].on(None))[0]
     assert (plain.readers, plain.decision.allow) == (("coordinator",), False)
 
 
@@ -400,7 +400,7 @@ def test_4_statistics_leave_out_cells_of_as_few_records_as_the_policy_says(
 ):
     job = counting({"fewest": fewest})
     text = made.policy(made.jobs["simple"]).text.replace("[limits]", f"[limits]\n{policy}")
-    found = job_objections(JobPlan(job), made.parsed(text), made.roster)
+    found = job_objections(JobPlan(job), made.parsed(text).on(None), made.roster)
     assert [*found] == ([] if said is None else [found[0]])
     assert said is None or said in found[0]
 
@@ -408,7 +408,7 @@ def test_4_statistics_leave_out_cells_of_as_few_records_as_the_policy_says(
 def test_4_noised_statistics_leave_out_nothing(made):
     privacy = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5}
     noised = counting({"fewest": 0}, privacy)
-    said = job_objections(JobPlan(noised), made.policy(made.jobs["simple"]), made.roster)
+    said = job_objections(JobPlan(noised), made.policy(made.jobs["simple"]).on(None), made.roster)
     assert not [why for why in said if "min_cell" in why]
 
 
@@ -440,7 +440,7 @@ def keyed(blind):
 def test_4_a_keyed_job_is_decided_form_by_form(ask, keyed, blind, made):
     asked = keyed("by-forms")
     assert ask(**asked).job.keyed
-    early, late = outflows(JobPlan(blind.job), made.roster, asked["policy"])
+    early, late = outflows(JobPlan(blind.job), made.roster, asked["policy"].on(None))
     assert (early.readers, late.readers) == (("sum",), ("mix", "gram", "sum"))
     found = {(v.release.part, v.release.form, v.release.dtype) for v in late.decision.tensors}
     assert found == {
@@ -468,7 +468,7 @@ def test_4_a_rule_for_one_form_is_none_for_another(refused, keyed, old, new, sai
 def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind, made):
     job = keyed("whole", options={"rho": 0})
     (limit,) = re.findall(r"max_bytes_per_round = .*", job["policy"].text)
-    (largest,) = outflows(JobPlan(blind.job), made.roster, job["policy"])
+    (largest,) = outflows(JobPlan(blind.job), made.roster, job["policy"].on(None))
     by_form = {}
     for verdict in largest.decision.tensors:
         form = verdict.release.form
@@ -543,7 +543,7 @@ def hosted(made, *members, **changes):
 def test_4_a_job_whose_sums_silos_alone_read_is_decided_part_by_part(ask, blind, made, refused):
     asked = blind("for-silos", HIDDEN, "fedavg", asks=TRUST)
     assert ask(**asked).job.keyed
-    (flow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"])
+    (flow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"].on(None))
     assert flow.readers == ("silos", "sum")
     readers = {v.release.part: v.release.readers for v in flow.decision.tensors}
     assert readers == {"model": ("silos",), "metrics": ("sum",)}
@@ -929,7 +929,7 @@ def directed(blind):
 def test_4_directed_rows_are_decided_by_who_may_read_them(ask, refused, directed, blind, made):
     asked = directed("rows")
     assert ask(**asked).job.keyed
-    late = outflows(JobPlan(blind.job), made.roster, asked["policy"])[-1]
+    late = outflows(JobPlan(blind.job), made.roster, asked["policy"].on(None))[-1]
     assert late.readers == ("sum", *FIVE)
     rows = [verdict.release for verdict in late.decision.tensors if verdict.release.part == "theta"]
     (away,) = {len(blind.job.away(round_)) for round_ in range(1, blind.job.length)}
