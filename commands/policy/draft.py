@@ -192,7 +192,7 @@ def new(
 class Drafted:
     """One rule as it grows: the parts of one method that bear one name, and their jobs.
 
-    ``dataset``: whose records it is for; empty for all of a silo's.
+    ``dataset``: whose records it is for; empty for that of the silo's [data].
 
     It grows with each phase and job. ``readers``, ``dtypes`` and ``jobs`` are ordered sets.
     """

@@ -246,7 +246,7 @@ def silo(made):
     data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
     local_federation.write_silo(made, "a", "127.0.0.1:1", data, [job])
     folder = JobFolder(made.state("a") / "jobs" / "first")
-    folder.accept((made.folder / "jobs" / "first.json").read_bytes())
+    folder.accept((made.folder / "jobs" / "first.json").read_bytes(), "data")
     with ledger(made) as opened:
         write_start(opened, "staddle", HASH, HASH)
         ref = write_control_open(opened, "a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
@@ -301,7 +301,7 @@ def test_code_that_the_policy_does_not_allow_is_not_run_to_show_a_job(made, silo
     model = {"name": "normed", "classes": 3, "head": "4", "input": [1, 8, 8]}
     local_federation.sign_job(made, job_document(SILOS, name="outside", model=model))
     folder = JobFolder(silo.path.parent / "outside")
-    folder.accept((made.folder / "jobs" / "outside.json").read_bytes())
+    folder.accept((made.folder / "jobs" / "outside.json").read_bytes(), "data")
     sys.modules.pop("other_models", None)
 
     def problems():
@@ -333,7 +333,7 @@ def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
 
 def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
     other = JobFolder(silo.path.parent / "other")
-    other.accept(silo.signed())
+    other.accept(silo.signed(), "data")
 
     def state():
         lines = show(made.silo_config("a")).splitlines()
@@ -345,7 +345,7 @@ def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
     assert state() == "failed"
     jobs = {job["job"]: job for job in read(made.silo_config("a"))["jobs"]}
     assert jobs["other"]["failed"] is True
-    other.accept(other.signed())  # offered again
+    other.accept(other.signed(), "data")  # offered again
     assert state() == "open"
     shutil.rmtree(other.path)
     other.fail()  # nothing of it was accepted here

@@ -1,3 +1,7 @@
+import re
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 from support.refusals import refused
@@ -172,6 +176,20 @@ def test_sets_by_name_may_lie_in_one_folder(load):
     assert load(text + '"CIFAR10"\n').names.own == ("data", "other")
     with refused("as data set 'data' does"):
         load(text + '"MNIST"\n')
+
+
+OPERATE = Path(__file__).parents[2] / "docs" / "operate.md"
+
+
+@pytest.mark.skipif(not OPERATE.exists(), reason="the documentation is not in the wheel")
+def test_the_example_of_the_documentation_has_three_data_sets(load):
+    section = OPERATE.read_text().partition("\n### Several data sets")[2]
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
+    example = next(block for block in blocks if "[datasets." in block)
+    name, _, tables = textwrap.dedent(example).partition("[data]")
+    config = load(name + HEAD + TRUST + "[data]" + tables)
+    assert list(config.sources) == ["heart", "scans", "heart-survival"]
+    assert config.names.own == ("heart", "scans")
 
 
 def test_weights_are_of_a_data_set_that_there_is(load):
