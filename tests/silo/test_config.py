@@ -186,8 +186,8 @@ def test_the_example_of_the_documentation_has_three_data_sets(load):
     section = OPERATE.read_text().partition("\n### Several data sets")[2]
     blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
     example = next(block for block in blocks if "[datasets." in block)
-    name, _, tables = textwrap.dedent(example).partition("[data]")
-    config = load(name + HEAD + TRUST + "[data]" + tables)
+    name, _, tables = textwrap.dedent(example).partition("\n[data]\n")
+    config = load(name + HEAD + TRUST + "\n[data]\n" + tables)
     assert list(config.sources) == ["heart", "scans", "heart-survival"]
     assert config.names.own == ("heart", "scans")
 
