@@ -123,12 +123,15 @@ def test_an_experiment_of_two_seeds_is_run_resumed_and_compared(installed, tmp_p
 
 @pytest.mark.timeout(300)
 def test_the_script_runs_four_hospitals_blind(installed, tmp_path):
-    """With fewer rounds than the example has."""
+    """With fewer rounds than the example has, and without processes that read ahead."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     example = tmp_path / "example"
     shutil.copytree(EXAMPLE, example)
     text = (example / "job.toml").read_text()
     (example / "job.toml").write_text(text.replace("\nrounds = 5\n", "\nrounds = 2\n"))
+    script = (example / "federation.sh").read_text()
+    assert "\nworkers = 1\n" in script
+    (example / "federation.sh").write_text(script.replace("\nworkers = 1\n", "\n"))
     done = subprocess.run(
         [str(example / "federation.sh"), str(tmp_path / "lung"), str(example / "blind.toml")],
         env={**os.environ, "PATH": path},
