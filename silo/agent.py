@@ -335,6 +335,7 @@ class Agent:
             if why := why or start_objection(job, jobs, self._policy):
                 raise RefusedError(coordinator, "POLICY", why)
             check_room(job, self._budget(job))
+            self._folder(job.name).check_on(self._policy.on(job.dataset).dataset)
             self._folder(job.name).check_new(signed)
             if job.keyed:
                 self._group_keys.check_new(job)
@@ -362,22 +363,13 @@ class Agent:
         known = self._admitted.get(job)
         signed = self._folder(job).signed() if known is None else None
         if signed is not None:
-            known = self._checked(signed)
-            self._check_same_records(known.job)
-            self._admitted[job] = known
+            known = self._admitted[job] = self._checked(signed)
         # Another job of the same name was never accepted here.
         if known is None or known.job.digest != digest:
             raise RefusedError(
                 self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}"
             )
         return known
-
-    def _check_same_records(self, job: Job) -> None:
-        """RefusedError where the configuration has changed on whose records a running job is."""
-        try:
-            self._folder(job.name).check_on(self._policy.on(job.dataset).dataset)
-        except LocalError as error:
-            raise RefusedError(self._roster.coordinator.id, "DATA", str(error)) from error
 
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._config.directory / "jobs" / job)

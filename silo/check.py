@@ -42,7 +42,7 @@ from .admission.private_jobs import advice
 from .admission.signed_sets import objection_to
 from .admission.start_weights import WeightsNeededError, start_objection
 from .config import SiloConfig
-from .job_folder import JobFolder, split_key
+from .job_folder import JobFolder, check_same_records, split_key
 
 # of a job: after the last round, after the one before that counted, and the model in the end
 STATES = 3
@@ -116,6 +116,8 @@ def _config(path: Path) -> tuple[SiloConfig, str]:
 
 def _policy(config: SiloConfig) -> tuple[SiloPolicy, str]:
     policy = policies.load(config.policy, config.names)
+    budgets.check_config(config)
+    check_same_records(config.directory / "jobs", config.names)
     rules = len(policy.file.allow)
     said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"

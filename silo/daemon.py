@@ -29,6 +29,7 @@ from .config import SiloConfig
 from .egress.gate import Gate
 from .egress.session import open_client
 from .egress.witness import HEADS, Witness
+from .job_folder import check_same_records
 
 
 async def serve(config: SiloConfig) -> None:
@@ -66,6 +67,7 @@ async def serve(config: SiloConfig) -> None:
             left.unlink()
         # An older ledger put back would make this silo forget which sums it signed.
         check_remembered(config.directory / "jobs", ledger)
+        check_same_records(config.directory / "jobs", config.names)
 
         # The ledger says under which policy everything behind this record left.
         software = f"staddle {version('staddle')}"

@@ -54,6 +54,7 @@ from ..files.documents import (
     write_atomic,
     write_new,
 )
+from ..security.policy.data_sets import DataSets
 from .parts import contributions
 from .parts.contributions import Contributions
 
@@ -337,3 +338,25 @@ def split_key(directory: Path) -> bytes:
             f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split"
         )
     return kept if len(kept) == 32 else checked_file.read_bytes(path)
+
+
+def check_same_records(jobs: Path, names: DataSets) -> None:
+    """LocalError where the configuration would move a job that runs to the records of another data
+    set.
+    """
+    for path in sorted(jobs.glob("*/job.json")):
+        folder, signed = JobFolder(path.parent), _document(path)
+        if signed is not None and not folder.finished and not folder.failed:
+            folder.check_on(names.of(signed.get("dataset")))
+
+
+def _document(path: Path) -> Mapping[str, Any] | None:
+    """The document of a signed job; None for one that the disk changed, as its signature shows
+    later.
+    """
+    try:
+        signed = parse_json(read_bytes(path), str(path))
+    except LocalError:
+        return None
+    document = signed.get("document") if isinstance(signed, dict) else None
+    return document if isinstance(document, dict) else None

@@ -5,8 +5,10 @@ the keys of the table. The rest of the software asks a source nothing but what i
 new kind writes ``read`` and overrides whatever else is different for it.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -48,6 +50,8 @@ class SourceTable(Strict):
 
     fills_folder: ClassVar[bool] = False
     """True if all that is in the folder is records."""
+    shares_folder: ClassVar[bool] = False
+    """True if sets of several names lie in one folder."""
 
     # every kind declares its own Literal; a field here would come first in errors
     if TYPE_CHECKING:
@@ -90,14 +94,11 @@ class SourceTable(Strict):
 
     @property
     def places(self) -> tuple[tuple[str, ...], ...]:
-        """What is read: each file and folder, without links, or else the name of the records.
-
-        Sets by name, such as torchvision's, may lie in one folder.
-        """
-        name, options = getattr(self, "name", ""), str(getattr(self, "options", ""))
-        given = (getattr(self, key, None) for key in ("file", "folder"))
-        found = tuple((str(path.resolve()), name, options) for path in given if path is not None)
-        return found or ((self.where, options),)
+        """What is read: each file and folder, without links, or else the name of the records."""
+        name = getattr(self, "name", "") if self.shares_folder else ""
+        given = filter(None, (getattr(self, key, None) for key in ("file", "folder")))
+        found = tuple((_real(path), name) for path in given)
+        return found or ((self.where, str(getattr(self, "options", ""))),)
 
     def below(self, base: Path) -> Self:
         """The same table with its path relative to a folder.
@@ -133,6 +134,13 @@ class SourceTable(Strict):
         if self.path is None or self.path.exists():
             return None
         return str(self.path)
+
+
+def _real(path: Path) -> str:
+    # No file has a name with NUL; that it is missing is said when it is looked for.
+    with suppress(ValueError):
+        return os.path.realpath(path)
+    return str(path)
 
 
 def _check_file(file: Path) -> None:

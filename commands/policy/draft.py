@@ -192,7 +192,7 @@ def new(
 class Drafted:
     """One rule as it grows: the parts of one method that bear one name, and their jobs.
 
-    ``dataset``: whose records it is for; empty for that of the silo's [data].
+    ``dataset``: whose records it is for; empty where the silo has one data set.
 
     It grows with each phase and job. ``readers``, ``dtypes`` and ``jobs`` are ordered sets.
     """
@@ -235,7 +235,7 @@ def draft(
     names = datasets or _named_by(jobs, DATASET)
     rules: dict[tuple[str, str, str], Drafted] = {}
     # A rule that names no data set would let jobs on one do what only jobs on another need.
-    apart = any(map(attrgetter("dataset"), jobs))
+    apart = len(names.own) > 1
     largest = 0
     for job in jobs:
         of = names.of(job.dataset) if apart else ""

@@ -32,7 +32,8 @@
     recipients = ["coordinator"]
     readers = ["coordinator"]
     forms = ["plain"]
-    datasets = ["cxr-2024"]         # whose records it is for; left out: those of the silo's [data]
+    datasets = ["cxr-2024"]         # whose records it is for; only a silo with one data set may
+                                    # leave it out
 
     [secure_aggregation]   # left out: these
     required = false       # true: nothing leaves in the form "plain"
@@ -232,7 +233,7 @@ class AllowRule(Strict):
     recipients: Annotated[tuple[str, ...], Some]
     readers: Annotated[tuple[str, ...], Some]
     forms: Annotated[tuple[Form, ...], Some] = ("plain",)
-    datasets: tuple[DatasetName, ...] = ()  # none: that of the silo's [data]
+    datasets: tuple[DatasetName, ...] = ()  # none, where a silo has but one
 
     def covers(self, method: str, part: str) -> bool:
         """Whether the rule is for this part of this method."""

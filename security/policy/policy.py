@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, filterfalse
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,9 +110,8 @@ class Policy(SiloPolicy):
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method, a part and the data set, which alone decides."""
         # Only the first: a wider rule further down must not allow what this one forbids.
-        first = self.datasets.own[:1]
         for rule in self.file.allow:
-            if rule.covers(method, part) and self.dataset in (rule.datasets or first):
+            if rule.covers(method, part) and self.dataset in (rule.datasets or self.datasets.own):
                 return rule
         return None
 
@@ -286,6 +285,14 @@ def _check_named(file: PolicyFile, datasets: DataSets, origin: str) -> None:
             f"{origin}: names data set {alias!r}, whose records are those of"
             f" {datasets.of(alias)!r} by the silo's configuration (records_of); write"
             f" {datasets.of(alias)!r}, whose rules and budget count for both"
+        )
+    # A silo that adds a data set must say of each rule whose it is: none opens the new one unasked.
+    unsaid = next(filterfalse(attrgetter("datasets"), file.allow), None)
+    if unsaid is not None and len(own) > 1:
+        raise LocalError(
+            f"{origin}: rule {unsaid.name!r} names no data set, and this silo has"
+            f' {", ".join(datasets.own)}; add datasets = ["{datasets.own[0]}"] to it, or those'
+            " that it is for"
         )
     # A rule that is for no data set here would leave what it forbids to a wider one further down.
     unknown = ruled - own

@@ -121,9 +121,15 @@ def check_names(names: DataSets, heads: Collection[str]) -> None:
         raise LocalError(
             f"data set {name!r} has a budget in the ledger, and with records_of = {of!r} what was"
             " spent from it would be forgotten: give it another name in [datasets], and lower"
-            f" epsilon in [dataset.{of}] of the policy by what staddle privacy show says of"
-            f" {name!r}"
+            f" epsilon and delta in [dataset.{of}] of the policy by what staddle privacy show says"
+            f" of {name!r}. The sums that were opened under its old name are forgotten then: take"
+            " part only in blind jobs for the silos of those before"
         )
+
+
+def check_config(config: SiloConfig) -> None:
+    """``check_names`` of a configuration, by the ledger in its folder."""
+    check_names(config.names, _heads(config))
 
 
 def paid_by(budgets: Mapping[str, DatasetBudget]) -> PaidBy:
@@ -187,7 +193,7 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     LocalError for a budget that is broken.
     """
     policy, heads = policies.load(config.policy, config.names), _heads(config)
-    check_names(config.names, heads)
+    check_config(config)
     entry = load_entry(config.keys / ENTRY_FILE)
     # heads are read first: what is spent meanwhile is in the budget before it is in the ledger
     folder = config.directory / FOLDER

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.jobs import make_job
-from support.ledgers import first, write_start, write_stop
+from support.ledgers import first, write_privacy_head, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
 from support.signed_federation import job_document
 from support.start_weights import save_start, start_table
@@ -27,6 +27,7 @@ from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.log.tree_head import TreeHead
 from staddle.silo.check import check, footprint
 
 from .conftest import SILOS, records
@@ -191,6 +192,18 @@ def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation,
     found = told('kind = "images"\nfolder = "scans"\n')
     assert found.ok
     assert f"{folder}/scans: 2 files of images, 2 classes; --job JOB.json reads" in found.text
+
+
+def test_what_the_agent_would_not_start_with_is_told(federation, config, look):
+    """A budget that would be forgotten, also where the policy has no table any more."""
+    further = '\n[datasets.risks]\nrecords_of = "data"\n[datasets.risks.data]\nfile = "data.npz"\n'
+    config.write_text(config.read_text() + further)
+    assert "policy" not in look()
+    keys = load_keys(federation.keys("silo-a"))
+    with Ledger.open(federation.state("silo-a") / "ledger", "silo-a", "local", keys.log) as ledger:
+        head = TreeHead("staddle.example/local/silo-a/privacy/risks", 3, bytes(32))
+        write_privacy_head(ledger, "risks", head, epsilon="7.5", delta="0.00001", limit="8.0")
+    assert "data set 'risks' has a budget in the ledger" in look()["policy"]
 
 
 def test_each_data_set_is_looked_at_and_each_budget(federation, made, config, monkeypatch):

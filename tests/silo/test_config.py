@@ -170,6 +170,22 @@ def test_one_file_under_two_names_is_one_data_set(load, tmp_path, file):
     assert load(TEXT + f'[datasets.risks]\nrecords_of = "data"\n{table}').names.own == ("data",)
 
 
+@pytest.mark.parametrize(
+    "kind", ['kind = "csv"\nlabel = "y"\nfeatures = ["x"]', 'kind = "package"\nname = "own"']
+)
+def test_one_file_of_two_kinds_is_one_data_set(load, kind):
+    with refused("reads it, as data set 'data' does"):
+        load(TEXT + f'[datasets.other.data]\nfile = "records/data.npz"\n{kind}\n')
+
+
+def test_a_path_that_leads_nowhere_is_told_when_it_is_looked_for(load, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for file in ("loop", "a\\u0000b"):
+        config = load(HEAD + TRUST + f'[data]\nfile = "{file}"\n')
+        with refused("no such file"):
+            config.data.check_present()
+
+
 def test_sets_by_name_may_lie_in_one_folder(load):
     folder = 'kind = "torchvision"\nfolder = "sets"\nname = '
     text = HEAD + TRUST + f'[data]\n{folder}"MNIST"\n[datasets.other.data]\n{folder}'

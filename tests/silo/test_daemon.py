@@ -23,6 +23,7 @@ from staddle.silo import config as configs
 from staddle.silo import daemon
 from staddle.silo.admission.budget import paid_by
 from staddle.silo.config import FurtherData
+from staddle.silo.job_folder import JobFolder
 
 SILO = "silo-a"
 
@@ -142,6 +143,15 @@ def test_what_was_spent_under_a_name_is_not_forgotten_by_another_for_its_records
     with refused("data set 'risks' has a budget in the ledger, .* give it another name"):
         serve()
     assert serve.budgets == []
+
+
+def test_a_silo_does_not_start_where_a_running_job_would_go_over_to_other_records(config, serve):
+    folder = JobFolder(config.directory / "jobs" / "running")
+    folder.accept(b'{"document":{"name":"running"}}', "heart")
+    with refused("running: this job began on data set 'heart', .* it would go over to 'data'"):
+        serve()
+    folder.accept(b'{"document":{"name":"running"}}', "data")
+    assert serve()
 
 
 def test_what_one_budget_paid_for_no_other_has_paid_for():

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +24,6 @@ from staddle.security.blind.rotation import RotationMemory
 from staddle.security.dp.budget import Budget, Ceiling
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.ledger.egress_ledger import Ledger
-from staddle.security.policy.data_sets import DataSets
 from staddle.security.secagg.memory import Memory
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.agent import Agent
@@ -77,6 +75,8 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         lambda p: JobFolder(p).state(2)),
     "report.json": (lambda p: JobFolder(p).finish(report(), {"silo": "a"}),
         lambda p: JobFolder(p).report()["final"]),
+    "dataset": (lambda p: JobFolder(p).accept(b"{}", "data"),
+        lambda p: JobFolder(p).check_on("data")),
     "model.safetensors": (lambda p: JobFolder(p).save_model(STATE),
         lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist()),
     "counts.json": (lambda p: account(p).keep_counts(Counts(torch.tensor([4, 0, 9]), 3)),
@@ -157,20 +157,20 @@ def damaged_outbox(made, world, job):
     return Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys), folder
 
 
-def test_a_running_job_does_not_go_over_to_other_records(made, tmp_path):
-    """After a restart, under a configuration that names other ones the first."""
+def test_a_job_that_is_offered_again_stays_on_its_records(made, tmp_path):
+    """What it has paid and drawn is of these."""
     world = World(made, tmp_path)
-    agent, folder = damaged_outbox(made, world, world.job)
-    folder.accept(made.signed("simple"), "data")
-    agent._checked = lambda _: SimpleNamespace(job=world.job)
-    assert agent._known("simple", world.job.digest).job == world.job
-    for before, names in (("data", {"scans": "scans"}), ("scans", {"data": "data"})):
-        agent._admitted.clear()
-        folder.accept(made.signed("simple"), before)
-        agent._policy = replace(world.policy, datasets=DataSets(names))
-        with pytest.raises(RefusedError, match=f"this job began on data set '{before}'") as caught:
-            agent._known("simple", world.job.digest)
-        assert caught.value.code == "DATA"
+    config = SiloConfig.model_construct(directory=tmp_path)
+    agent = Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys)
+    signed, folder = made.signed("simple"), JobFolder(tmp_path / "jobs" / "simple")
+    for before, why in (("data", ""), ("scans", "this job began on data set 'scans'")):
+        folder.accept(signed, before)
+        if not why:
+            agent._check_earlier(world.job, signed)
+            continue
+        with pytest.raises(RefusedError, match=why) as caught:
+            agent._check_earlier(world.job, signed)
+        assert caught.value.code == "JOB_INVALID"
 
 
 def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_path):

@@ -11,7 +11,8 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
-from staddle.silo.job_folder import JobFolder, split_key
+from staddle.security.policy.data_sets import DataSets
+from staddle.silo.job_folder import JobFolder, check_same_records, split_key
 from staddle.silo.parts.contributions import Contributions
 
 
@@ -317,3 +318,20 @@ def test_a_job_stays_on_the_records_on_which_it_began(folder):
         folder.check_on("scans")
     (folder.path / "dataset").unlink()  # of an earlier release
     folder.check_on("scans")
+
+
+@pytest.mark.parametrize("asked", [None, "risks"])
+def test_an_agent_does_not_start_where_a_running_job_would_go_over_to_other_records(folder, asked):
+    document = {"name": "j", **({"dataset": asked} if asked else {})}
+    folder.accept(json.dumps({"document": document}).encode(), "heart")
+    jobs = folder.path.parent
+    before = DataSets({"heart": "heart", "risks": "heart"})
+    after = DataSets({"scans": "scans", "heart": "heart", "risks": "scans"})
+    check_same_records(jobs, before)
+    with refused("j: this job began on data set 'heart', .* it would go over to 'scans'"):
+        check_same_records(jobs, after)
+    folder.fail()
+    check_same_records(jobs, after)
+    (folder.path / "failed").unlink()
+    (folder.path / "job.json").write_bytes(b"damaged")  # as its signature shows later
+    check_same_records(jobs, after)

@@ -191,8 +191,12 @@ def test_a_policy_is_drafted_for_the_data_sets_of_a_configuration(federation, ro
     done = run("new", signed, *given)
     assert done.exit_code == 0, (done.output, done.exception)
     policy = policies.load(out, configs.load(silo).names)
-    assert {rule.datasets for rule in policy.file.allow} == {("heart",)}
+    assert {rule.datasets for rule in policy.file.allow} == {()}  # there is but one
     check_agreed(job, policy.on("risks"), roster)
+    silo.write_text(SILO_TOML + '[datasets.scans.data]\nfile = "scans.npz"\n')
+    assert run("new", signed, *given[:-1], tmp_path / "other.toml").exit_code == 0
+    policy = policies.load(tmp_path / "other.toml", configs.load(silo).names)
+    assert {rule.datasets for rule in policy.file.allow} == {("heart",)}
 
 
 def test_a_rule_of_a_long_name_has_a_name_of_its_own(federation):

@@ -367,6 +367,7 @@ def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_othe
     assert policies.parse(TEXT.encode(), "policy.toml", dataset).on(None).budget is None
 
 
+NAMED = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["cxr-2024"]')
 SETS = DataSets({"cxr-2024": "cxr-2024", "bloods": "bloods", "risks": "cxr-2024"})
 
 
@@ -374,7 +375,7 @@ def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
     """The first rule for method, part and data set decides; one for another data set does not."""
     head, rule, _ = TEXT.split("[[allow]]\n")
     narrow = rule.replace("max_elements = 500", 'max_elements = 1\ndatasets = ["bloods"]')
-    wide = rule.replace('name = "update"', 'name = "others"')
+    wide = rule.replace('name = "update"', 'datasets = ["cxr-2024"]\nname = "others"')
     text = f"{head}[[allow]]\n{narrow}[[allow]]\n{wide}{DATASET}"
     found = policies.parse(text.encode(), "policy.toml", SETS)
     ask = [[PRIVATE], "coordinator", ["coordinator"]]
@@ -389,43 +390,44 @@ def test_a_job_has_the_rules_and_the_budget_of_its_data_set():
         found.on("scans")
 
 
-def test_a_rule_that_names_no_data_set_is_for_that_of_data_alone():
-    """A silo that adds a data set opens nothing of it."""
-    found = policies.parse(TEXT.encode(), "policy.toml", SETS)
-    assert found.on(None).rule("fedavg", "model").name == "update"
+def test_each_rule_names_its_data_sets_where_a_silo_has_several():
+    """A silo that adds one opens nothing of it unasked, nor by a new order of them."""
+    with refused("rule 'update' names no data set, and this silo has cxr-2024, bloods; add data"):
+        policies.parse(TEXT.encode(), "policy.toml", SETS)
+    one = DataSets({"cxr-2024": "cxr-2024", "risks": "cxr-2024"})
+    found = policies.parse(TEXT.encode(), "policy.toml", one)
     assert found.on("risks").rule("fedavg", "model").name == "update"
-    assert found.on("bloods").rule("fedavg", "model") is None
 
 
 def test_a_rule_for_a_data_set_that_the_silo_lacks_is_refused():
     """Else the next rule would decide in its place."""
-    text = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods", "scans"]', 1)
+    text = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods", "scans"]')
     with refused("names data set 'scans', and this silo has cxr-2024, bloods; name it alike"):
         policies.parse(text.encode(), "policy.toml", SETS)
 
 
 def test_other_names_of_the_same_records_have_no_rules_or_budget_of_their_own():
     said = "names data set 'risks', whose records are those of 'cxr-2024' .*; write 'cxr-2024'"
-    rule = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["risks"]', 1)
-    table = TEXT + DATASET + DATASET.replace("cxr-2024", "risks")
+    rule = TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["risks"]')
+    table = NAMED + DATASET + DATASET.replace("cxr-2024", "risks")
     for text in (rule, table):
         with refused(said):
             policies.parse(text.encode(), "policy.toml", SETS)
 
 
 def test_a_budget_that_is_of_no_data_set_is_refused_where_one_has_none():
-    alone = policies.parse((TEXT + DATASET).encode(), "policy.toml", SETS)
+    alone = policies.parse((NAMED + DATASET).encode(), "policy.toml", SETS)
     assert (alone.on("risks").budget.epsilon, alone.on("bloods").budget) == (8, None)
     other = DATASET.replace("cxr-2024", "blods")
     with refused("names data set 'blods', and this silo has cxr-2024, bloods; name it alike"):
-        policies.parse((TEXT + DATASET + other).encode(), "policy.toml", SETS)
+        policies.parse((NAMED + DATASET + other).encode(), "policy.toml", SETS)
     both = DATASET + DATASET.replace("cxr-2024", "bloods")
-    assert policies.parse((TEXT + both + other).encode(), "policy.toml", SETS).on("bloods").budget
+    assert policies.parse((NAMED + both + other).encode(), "policy.toml", SETS).on("bloods").budget
 
 
 def test_a_policy_alone_has_the_data_sets_that_its_rules_name(tmp_path):
     path = tmp_path / "policy.toml"
-    path.write_text(TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods"]', 1) + DATASET)
+    path.write_text(TEXT.replace("[[allow]]", '[[allow]]\ndatasets = ["bloods"]') + DATASET)
     with refused("names data set 'cxr-2024', and this silo has data, bloods"):
         policies.load_alone(path)
     found = policies.load_alone(path, "cxr-2024")

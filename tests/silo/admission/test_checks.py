@@ -15,6 +15,7 @@ from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.commands.federation import local_federation
+from staddle.commands.policy.draft import draft
 from staddle.errors import PeerError, RefusedError
 from staddle.files.documents import canonical_json
 from staddle.security.blind.plan import JobPlan
@@ -726,7 +727,7 @@ def test_3_a_job_gets_the_records_of_the_data_set_that_it_asks_for(made, tmp_pat
     for job in asked[1:]:
         del made.jobs[job.name]
     policy, alone = (
-        policies.parse(local_federation.policy_text(jobs).encode(), "policy.toml", config.names)
+        policies.parse(draft(jobs, datasets=config.names).encode(), "policy.toml", config.names)
         for jobs in (asked[:2], asked[:1])
     )
     ask = lambda job: admit(made.signed(job.name), "silo-a", made.roster, policy, config, KEY)

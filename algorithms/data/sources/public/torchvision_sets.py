@@ -17,7 +17,7 @@ import bz2
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -107,6 +107,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
 
 class Torchvision(Pixels, Shared):
     """``kind = "torchvision"``."""
+
+    shares_folder: ClassVar[bool] = True
 
     kind: Literal["torchvision"]
     name: Name
