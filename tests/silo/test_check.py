@@ -29,6 +29,7 @@ from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.tree_head import TreeHead
 from staddle.silo.check import check, footprint
+from staddle.silo.job_folder import JobFolder
 
 from .conftest import SILOS, records
 
@@ -199,6 +200,10 @@ def test_what_the_agent_would_not_start_with_is_told(federation, config, look):
     further = '\n[datasets.risks]\nrecords_of = "data"\n[datasets.risks.data]\nfile = "data.npz"\n'
     config.write_text(config.read_text() + further)
     assert "policy" not in look()
+    folder = JobFolder(federation.state("silo-a") / "jobs" / "running")
+    folder.accept(b'{"document":{"name":"running"}}', "scans")
+    assert "this job began on data set 'scans'" in look()["policy"]
+    folder.accept(b'{"document":{"name":"running"}}', "data")
     keys = load_keys(federation.keys("silo-a"))
     with Ledger.open(federation.state("silo-a") / "ledger", "silo-a", "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/risks", 3, bytes(32))
