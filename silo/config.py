@@ -149,11 +149,12 @@ class SiloConfig(Strict):
         if self.dataset in self.datasets:
             raise ValueError(f"[datasets.{self.dataset}] has the name of [data]; choose another")
         records = self.names.records
+        own = [name for name, of in records.items() if name == of]
         for name, of in records.items():
-            if records.get(of) != of:
+            if of not in own:
                 raise ValueError(
                     f"[datasets.{name}] has records_of = {of!r}; name a data set here that has"
-                    f" records of its own: {', '.join(self._own_records())}"
+                    f" records of its own: {', '.join(own)}"
                 )
         strange = {own.dataset for own in self.weights} - {None, *records}
         if strange:
@@ -172,9 +173,6 @@ class SiloConfig(Strict):
             if name not in self.datasets:
                 raise
             raise type(error)(f"[datasets.{name}.data]: {error}") from error
-
-    def _own_records(self) -> list[str]:
-        return [name for name, of in self.names.records.items() if name == of]
 
     def check_apart(self) -> None:
         """LocalError where two data sets read the same file or folder and do not say so.

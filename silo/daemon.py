@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 
@@ -101,9 +100,9 @@ async def serve(config: SiloConfig) -> None:
 def _budgets(
     config: SiloConfig, policy: SiloPolicy, ledger: Ledger, roster: Roster, keys: Keys
 ) -> Iterator[Mapping[str, DatasetBudget]]:
-    """The privacy budgets of the silo's data sets by name, each its own records.
+    """The open privacy budgets by data set.
 
-    None has one where the policy sets none, so that private jobs are declined.
+    Where the policy sets none, the data set has none, and private jobs on it are declined.
     """
     budgets.check_names(config.names, ledger.privacy_heads)
     named = config.names.own
@@ -119,9 +118,11 @@ def _budgets(
         )
         log.problem("budget.elsewhere", dataset=", ".join(named), spent_on=spent_on, why=why)
     with contextlib.ExitStack() as stack:
-        open_ = partial(budgets.opened, config.directory, ledger=ledger)
-        keyed = partial(open_, federation=roster.federation, keys=keys)
-        yield {own.dataset: stack.enter_context(keyed(policy=own)) for own in asked}
+        opened = {}
+        for own in asked:
+            budget = budgets.opened(config.directory, own, ledger, roster.federation, keys)
+            opened[own.dataset] = stack.enter_context(budget)
+        yield opened
 
 
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:

@@ -346,8 +346,13 @@ def check_same_records(jobs: Path, names: DataSets) -> None:
     """
     for path in sorted(jobs.glob("*/job.json")):
         folder, signed = JobFolder(path.parent), _document(path)
-        if signed is not None and not folder.finished and not folder.failed:
-            folder.check_on(names.of(signed.get("dataset")))
+        if signed is None or folder.finished or folder.failed:
+            continue
+        try:
+            dataset = names.of(signed.get("dataset"))
+        except LocalError as error:
+            raise LocalError(f"{folder.path}: this job runs: {error}") from error
+        folder.check_on(dataset)
 
 
 def _document(path: Path) -> Mapping[str, Any] | None:

@@ -122,8 +122,8 @@ def check_names(names: DataSets, heads: Collection[str]) -> None:
             f"data set {name!r} has a budget in the ledger, and with records_of = {of!r} what was"
             " spent from it would be forgotten: give it another name in [datasets], and lower"
             f" epsilon and delta in [dataset.{of}] of the policy by what staddle privacy show says"
-            f" of {name!r}. The sums that were opened under its old name are forgotten then: take"
-            " part only in blind jobs for the silos of those before"
+            f" of {name!r}. Sums that were opened under the old name are then forgotten: take part"
+            " only in blind jobs for the same silos as before"
         )
 
 
@@ -192,10 +192,10 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
 
     LocalError for a budget that is broken.
     """
-    policy, heads = policies.load(config.policy, config.names), _heads(config)
-    check_config(config)
+    policy = policies.load(config.policy, config.names)
     entry = load_entry(config.keys / ENTRY_FILE)
-    # heads are read first: what is spent meanwhile is in the budget before it is in the ledger
+    # read first: what is spent meanwhile is in the budget before it is in the ledger
+    heads = _heads(config)
     folder = config.directory / FOLDER
     present: set[str] = set()
     if folder.is_dir():

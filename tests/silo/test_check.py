@@ -28,6 +28,8 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.tree_head import TreeHead
+from staddle.silo import config as configs
+from staddle.silo.admission import budget as budgets
 from staddle.silo.check import check, footprint
 from staddle.silo.job_folder import JobFolder
 
@@ -209,6 +211,9 @@ def test_what_the_agent_would_not_start_with_is_told(federation, config, look):
         head = TreeHead("staddle.example/local/silo-a/privacy/risks", 3, bytes(32))
         write_privacy_head(ledger, "risks", head, epsilon="7.5", delta="0.00001", limit="8.0")
     assert "data set 'risks' has a budget in the ledger" in look()["policy"]
+    # What it advises to look up can be looked up.
+    found = {each.dataset: each for each in budgets.read(configs.load(config))}
+    assert "epsilon 7.5 of 8.0" in found["risks"].lost
 
 
 def test_each_data_set_is_looked_at_and_each_budget(federation, made, config, monkeypatch):

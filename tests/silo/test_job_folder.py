@@ -330,6 +330,9 @@ def test_an_agent_does_not_start_where_a_running_job_would_go_over_to_other_reco
     check_same_records(jobs, before)
     with refused("j: this job began on data set 'heart', .* it would go over to 'scans'"):
         check_same_records(jobs, after)
+    if asked:
+        with refused("j: this job runs: the job is for data set 'risks', and this silo has heart"):
+            check_same_records(jobs, DataSets.one("heart"))
     folder.fail()
     check_same_records(jobs, after)
     (folder.path / "failed").unlink()
