@@ -17,6 +17,7 @@ from ..algorithms.data.lazy import LazyRecords
 from ..algorithms.data.options import UndeclaredError
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
+from ..algorithms.models.inputs import shown as inputs_text
 from ..algorithms.numerics.devices import check_precision, find
 from ..algorithms.tasks.task import named_array
 from ..algorithms.training.record_checks import range_advice
@@ -149,7 +150,7 @@ def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
         records = source.load(None)
     except UndeclaredError as error:
         return None, f"{error}; --job JOB.json reads the records as a job declares them"
-    shape = list(records.x.shape[1:])
+    shape = inputs_text(records.inputs) if records.inputs else list(records.x.shape[1:])
     said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
     if isinstance(records.x, LazyRecords):
         said += "; read when they are used, so not each of them was looked at"

@@ -79,17 +79,19 @@ def blocks(language):
 
 def test_the_examples_run(tmp_path, monkeypatch):
     """The package as the page writes it, and all jobs."""
-    (code, made), (entry, *jobs) = blocks("python"), blocks("toml")
+    (code, ward, made), (entry, *jobs) = blocks("python"), blocks("toml")
     (tmp_path / "lung.py").write_text(code)
+    (tmp_path / "ward.py").write_text(ward)
     info = tmp_path / "lung-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lung\nVersion: 1.0\n")
     points = tomllib.loads(entry)["project"]["entry-points"]["staddle.models"]
+    points["ward-net"] = "ward:ward_net"
     lines = [f"{name} = {target}" for name, target in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[staddle.models]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
     assert "lung-net" in foreign.names()
-    assert len(jobs) == 5
+    assert len(jobs) == 6
     # as torchvision publishes it: for 1,000 classes, and without the counts of batches
     whole = foreign.builder("torchvision:resnet18")((3, 224, 224), 1000).state_dict()
     published = {n: nn.Parameter(v) for n, v in whole.items() if "num_batches" not in n}
@@ -114,4 +116,4 @@ def test_the_examples_run(tmp_path, monkeypatch):
     counts, adapted = (len(one.drawn) for one in taken)
     assert (counts, adapted) == (20, 20 + 2 * 10)
     assert sizes == [11_176_512, 113_664]
-    del sys.modules["lung"]
+    del sys.modules["lung"], sys.modules["ward"]

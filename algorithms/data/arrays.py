@@ -11,12 +11,15 @@ bytes;
 (4) all arrays together fit the memory that is available, what is made of them included.
 """
 
+import fnmatch
 import io
 import math
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +74,41 @@ class _Claim:
 
 
 def read_arrays(
-    path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = tuple(FIXES)
+    path: Path,
+    needed: tuple[str, ...],
+    optional: tuple[str, ...] = tuple(FIXES),
+    several: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The needed arrays of a .npz file and the optional ones that are there; never unpickles.
 
+    Those of ``several`` are needed, too; in place of one, such as x, a file may have arrays x.NAME.
     LocalError for what is no such file, or asks for more memory than is available: then nothing of
     it was read.
     """
-    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in needed)})"
+    whole = (*several, *needed)
+    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in whole)})"
     try:
         with open_regular(path) as file:
             if file.read(6) == b"\x93NUMPY":
                 raise LocalError(
-                    f"{path}: holds one array; save {_listed(needed)} together with numpy.savez"
+                    f"{path}: holds one array; save {_listed(whole)} together with numpy.savez"
                 )
             size = file.seek(0, io.SEEK_END)
             check_fits(path, size, "the file itself")  # its table of contents alone may be as large
             with zipfile.ZipFile(file) as archive:
+                found = [name.removesuffix(".npy") for name in archive.namelist()]
+                needed = (*chain(*(_parts(each, found) for each in several)), *needed)
                 return _read(path, archive, size, needed, optional)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except (_NotPlainError, *NO_ARCHIVE) as error:
         raise LocalError(f"{path}: not a .npz file of plain arrays; {instead}") from error
+
+
+def _parts(name: str, found: Sequence[str]) -> Sequence[str]:
+    """The arrays of a file that a needed one is: itself, or those that stand in place of it."""
+    parts = fnmatch.filter(found, f"{name}.*")
+    return [name] if name in found else parts or [name]
 
 
 def _read(

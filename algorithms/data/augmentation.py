@@ -27,6 +27,7 @@ from torch import Tensor
 from ...errors import LocalError
 from ...files.documents import Real, Strict
 from ...files.tagged import of_kind
+from ..models.inputs import Piece
 from ..models.torchvision_import import torchvision
 
 Chance = Annotated[Real, Field(ge=0, le=1)]
@@ -116,7 +117,8 @@ class RandomResizedCrop(Augmentation):
 
         torchvision would fail at it: in a private job one record, drawn or not, would show.
         """
-        height, width = shape[-2:]
+        # A row of numbers has no height, and is refused below.
+        height, width = (1, *shape)[-2:]
         if min(round(width / self.ratio[0]), round(height * self.ratio[1])) < 1:
             return f"has ratio = {list(self.ratio)}, and records are {list(shape)}; bring it near 1"
         return super().fault(shape)
@@ -252,17 +254,24 @@ def _v2() -> Any:
 class Augmenter:
     """Augments a batch, and with ``dense`` the masks of its records.
 
-    Unless ``forgiving``, values that a kind does not take are an error; in private training no
-    record may end the work.
+    It changes the ``image`` of records that have several inputs, and leaves the others. Unless
+    ``forgiving``, values that a kind does not take are an error; in private training no record may
+    end the work.
     """
 
     def __init__(
-        self, kinds: Sequence[Augmentation], shape: Sequence[int], dense: bool, forgiving: bool
+        self,
+        kinds: Sequence[Augmentation],
+        shape: Sequence[int],
+        dense: bool,
+        forgiving: bool,
+        image: Piece | None = None,
     ) -> None:
         height, width = shape[-2:]
         self._check = not forgiving and any(map(attrgetter("of_pixels"), kinds))
         self._steps = [(kind.transform((height, width)), kind.moves) for kind in kinds]
         self._dense = dense
+        self._image = image
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Records [B, …] and what is true of them [B, …], changed; those given stay.
@@ -271,6 +280,14 @@ class Augmenter:
         """
         if not len(x):
             return x, y
+        if self._image is None:
+            return self._augmented(x, y)
+        image, y = self._augmented(self._image.of(x), y)
+        changed = x.clone()
+        changed[:, self._image.place] = image.flatten(1)
+        return changed, y
+
+    def _augmented(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if self._check and bool((x.amin() < 0) | (x.amax() > 1)):
             raise LocalError(
                 "training.augment has ColorJitter, which takes values of 0 to 1, and records have"

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import LocalError, reason
+from ..models.inputs import MOST_TOKENS, Shapes, unpacked
 from ..numerics.devices import CPU
 from .arrays import FIXES, read_arrays
 from .features import Feature
@@ -23,7 +24,6 @@ from .lazy import LazyRecords
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 TRUTHS = (torch.int64, torch.float32, torch.uint8)  # dtypes of y
-MOST_TOKENS = 2**24  # whole numbers up to it are exact in float32
 FEWEST_RECORDS = 2  # one to train on, one to test on
 
 
@@ -38,6 +38,9 @@ class Dataset:
 
     ``sources`` names where each record comes from, such as a hospital; records of one of
     ``groups``, such as windows that overlap, are on one side of the split.
+
+    Records that are dictionaries of tensors have ``inputs``: their shapes by name. Each is then a
+    packed row [numbers] of ``x`` (models/inputs.py). Others have none.
     """
 
     x: Tensor | LazyRecords
@@ -47,6 +50,7 @@ class Dataset:
     sources: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     features: tuple[Feature, ...] | None = None
+    inputs: Shapes = field(default_factory=dict)
 
     # Checked once here, so that later functions can rely on dtypes and lengths.
     def __post_init__(self) -> None:
@@ -185,23 +189,30 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
 def load_npz(path: Path) -> Dataset:
     """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there.
 
+    In place of ``x`` a file may have arrays ``x.NAME``, one per input of a model that has several.
     It never unpickles. LocalError, before anything is read, for a file that asks for more memory
     than is available. ``record_checks.check_records`` says if the records fit a job.
     """
-    arrays = read_arrays(path, ("x", "y"))
-    x, y = arrays["x"], arrays["y"]
+    arrays = read_arrays(path, ("y",), several=("x",))
+    y = arrays.pop("y")
+    found = {name: arrays.pop(name) for name in FIXES.keys() & arrays.keys()}
     # Dtypes and shapes first: the conversions below do not check them.
-    _check_records(path, x, y)
+    for name, x in arrays.items():
+        _check_records(path, name, x, y)
     texts: dict[str, Any] = {}
-    for name in ("class_names", "ids", "sources", "groups"):
-        if name in arrays:
-            _check_texts(path, name, arrays[name], len(y))
-            texts[name] = tuple(map(str, arrays[name].tolist()))
+    for name, array in found.items():
+        _check_texts(path, name, array, len(y))
+        texts[name] = tuple(map(str, array.tolist()))
+    truth = as_truth(y, y.shape[1:])
     # What float32 cannot hold becomes infinity, which ``check_records`` finds.
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32)
-    truth = as_truth(y, y.shape[1:])
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), truth, **texts)
+        if "x" in arrays:
+            x = np.ascontiguousarray(arrays["x"].astype(np.float32))
+            return Dataset(torch.from_numpy(x), truth, **texts)
+        inputs = {name.removeprefix("x."): x.shape[1:] for name, x in arrays.items()}
+        rows = [x.reshape(len(x), -1) for _, x in sorted(arrays.items())]
+        x = np.concatenate(rows, axis=1, dtype=np.float32, casting="same_kind")
+        return Dataset(torch.from_numpy(x), truth, **texts, inputs=inputs)
 
 
 def as_truth(found: Any, shape: Sequence[int]) -> Tensor:
@@ -218,15 +229,16 @@ def as_truth(found: Any, shape: Sequence[int]) -> Tensor:
         return torch.from_numpy(y.astype(np.uint8 if small else np.int64, copy=False))
 
 
-def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+def _check_records(path: Path, name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
     # Pixels of 8 bits are no tokens.
     if not (np.issubdtype(x.dtype, np.floating) or (x.dtype.kind in "iu" and x.itemsize > 1)):
         raise LocalError(
-            f"{path}: x is {x.dtype}; store float32 (for images, divide by 255), or tokens as int32"
+            f"{path}: {name} is {x.dtype}; store float32 (for images, divide by 255), or tokens as"
+            " int32"
         )
     if x.dtype.kind in "iu" and np.abs(x).max(initial=0) > MOST_TOKENS:
         raise LocalError(
-            f"{path}: x has whole numbers beyond {MOST_TOKENS:,}, which float32 does not hold;"
+            f"{path}: {name} has whole numbers beyond {MOST_TOKENS:,}, which float32 does not hold;"
             " number the tokens from 0"
         )
     if y.dtype.kind not in "biuf":
@@ -236,7 +248,7 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         )
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise LocalError(
-            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one target per record"
+            f"{path}: {name} is {list(x.shape)} and y {list(y.shape)}; give one target per record"
         )
     check_some(str(path), len(x))
 
@@ -267,7 +279,9 @@ def save_npz(path: Path, data: Dataset) -> None:
     Texts are stored as fixed-width Unicode, since objects would be pickled. LocalError if the file
     cannot be written.
     """
-    arrays: dict[str, Any] = {"x": data.held.numpy(), "y": data.y.numpy()}
+    apart = unpacked(data.held, data.inputs)
+    arrays: dict[str, Any] = {f"x.{name}": own.numpy() for name, own in apart.items()}
+    arrays = (arrays or {"x": data.held.numpy()}) | {"y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
     for name, texts in data.by_record().items():

@@ -171,15 +171,13 @@ def _names(features: Iterable[Feature]) -> list[str]:
 
 
 def _other_names(wanted: Sequence[str], found: Sequence[str]) -> str:
-    lacking = [name for name in wanted if name not in found]
-    more = [name for name in found if name not in wanted]
-    if lacking or more:
-        said = []
-        if lacking:
-            said.append(f"the job has {_listed(lacking)}, which this data set lacks")
-        if more:
-            said.append(f"this data set has {_listed(more)}, which the job lacks")
-        return f"{'; '.join(said)}; declare the job's features"
+    lacking, more = _without(wanted, found), _without(found, wanted)
+    said = {
+        f"the job has {_listed(lacking)}, which this data set lacks": lacking,
+        f"this data set has {_listed(more)}, which the job lacks": more,
+    }
+    if told := list(filter(said.get, said)):
+        return f"{'; '.join(told)}; declare the job's features"
     place = next(
         i for i, names in enumerate(zip(wanted, found, strict=True)) if len(set(names)) > 1
     )
@@ -187,6 +185,10 @@ def _other_names(wanted: Sequence[str], found: Sequence[str]) -> str:
         f"feature {place} is {wanted[place]!r} in the job and {found[place]!r} here; put"
         " data.features in the job's order"
     )
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in others]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -177,7 +177,7 @@ def _whole_faults(header: Sequence[str], ragged: Sequence[int], records: int) ->
     if len(header) == 1:
         yield "its first line has a single column; is --delimiter another?"
     if ragged:
-        lines = ", ".join(map(str, ragged[:5])) + (" …" if len(ragged) > 5 else "")
+        lines = ", ".join(map(str, ragged[:5])) + " …" * (len(ragged) > 5)
         yield (
             f"lines with more or fewer columns than the first, which has {len(header)}:"
             f" {len(ragged):,}, in lines {lines}; correct them"

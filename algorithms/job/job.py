@@ -61,6 +61,7 @@ from ..models.build import (
     dense,
     draws_randomly,
     has_batch_norm,
+    image_shape,
     input_shape,
     maps,
     sketch,
@@ -68,6 +69,7 @@ from ..models.build import (
     values_from_file,
 )
 from ..models.class_names import composed
+from ..models.inputs import image_of
 from ..models.pretrained import WEIGHTS_FOLDER, StartValues
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
@@ -200,7 +202,7 @@ class JobFile(JobSettings):
                 ' couples records; take it out, or choose norm = "group"'
             )
         for number, kind in enumerate(self.training.augment):
-            if fault := kind.fault(input_shape(self.model)):
+            if fault := kind.fault(image_shape(self.model)):
                 raise ValueError(f"training.augment.{number}: {kind.kind} {fault}")
         if self.privacy is not None:
             self._check_private_model()
@@ -945,7 +947,13 @@ class Job:
         if not kinds:
             return None
         private = self.privacy is not None
-        return Augmenter(kinds, input_shape(self.model), self.task.dense, forgiving=private)
+        return Augmenter(
+            kinds,
+            image_shape(self.model),
+            self.task.dense,
+            forgiving=private,
+            image=image_of(self.model.named_inputs),
+        )
 
     @property
     def draws(self) -> bool:

@@ -35,6 +35,7 @@ from ..numerics.torch_draws import drawing
 from . import foreign
 from .class_names import names_fault
 from .foreign import DEFAULT_INPUT, LARGEST_MODEL, TORCHVISION, Foreign
+from .inputs import Input, InputName, Inputs, Size, image_of, ordered, packed_shape, pieces
 from .lora import LoraOptions, adapt, adapters, check_adapters
 from .networks.text import TextTransformerOptions
 from .pretrained import StartValues, StartWeights, start_values
@@ -44,12 +45,12 @@ from .registry import NETWORKS, Norm, Shape
 # digest
 MODEL_VERSION = 3
 
-Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
 OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
 Option: TypeAlias = bool | int | float | str | tuple[int, ...]
 NAMING = ("model.class_names", "model.classes")  # of which each has an entry per class
 MOST_OPTIONS = 64  # and numbers of one option
+MOST_INPUTS = 16
 # layers whose parameters ``_draw`` draws
 Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
 LARGEST_RECORD = 2**36  # numbers: sizes of layers on it are still whole numbers of 63 bits
@@ -88,6 +89,8 @@ class ModelOptions(Strict):
 
     Of an image channels, height, width; of a series channels, length.
     """
+    inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
+    """In place of ``input``: several tensors of a record, by name (inputs.py)."""
     weights: StartWeights | None = None
     """A file whose values the model begins with."""
     lora: LoraOptions | None = None
@@ -129,6 +132,15 @@ class ModelOptions(Strict):
         if shape is not None and prod(shape) > LARGEST_RECORD:
             raise ValueError(f"a record of over {LARGEST_RECORD:,} numbers; lower it")
         return shape
+
+    @pydantic.field_validator("inputs")
+    @classmethod
+    def _one_tensor_or_several(
+        cls, inputs: dict[str, Input], info: pydantic.ValidationInfo
+    ) -> dict[str, Input]:
+        if inputs and info.data.get("input"):
+            raise ValueError("a record is one tensor, input, or several; leave one of both out")
+        return inputs
 
     @pydantic.field_validator("head")
     @classmethod
@@ -179,6 +191,8 @@ class ModelOptions(Strict):
             written["weights"] = {key: value for key, value in weights.items() if value is not None}
         if self.lora is None:
             written.pop("lora", None)
+        if not self.inputs:
+            written.pop("inputs", None)
         if network is not None and network.options is None:
             written.pop("options", None)
         elif "options" in written:
@@ -214,8 +228,18 @@ class ModelOptions(Strict):
             )
         return self
 
+    @property
+    def named_inputs(self) -> Inputs:
+        """The inputs in the order in which a record holds them; empty for one tensor."""
+        return ordered(self.inputs)
+
     def _fits_table(self) -> None:
         network = NETWORKS[self.name]
+        if self.inputs:
+            raise ValueError(
+                f"model {self.name!r} takes one tensor; leave inputs out, or name a model of an"
+                " installed package"
+            )
         if self.head:
             raise ValueError(
                 f"model {self.name!r} is of Staddle's own table, whose head is known; leave"
@@ -278,31 +302,37 @@ def _option(name: str, value: object) -> object:
 
 
 def _is_whole(value: object) -> bool:
-    match value:
-        case bool():
-            return False
-        case int():
-            return abs(value) <= LARGEST_NUMBER
-        case _:
-            return False
+    # True and false are of another type.
+    return type(value) is int and abs(value) <= LARGEST_NUMBER
 
 
 def input_shape(options: ModelOptions) -> Shape:
     """Channels, height and width of one record.
 
-    It is the job's, or else the architecture's default.
+    It is the job's, or else the architecture's default. Several inputs are packed into one row.
     """
+    if options.inputs:
+        return packed_shape(options.named_inputs)
     if options.input is not None:
         return options.input
     # Models of installed packages have no default: theirs is that of torchvision's classifiers.
     return NETWORKS[options.name].default_input if options.name in NETWORKS else DEFAULT_INPUT
 
 
-def vocabulary(options: ModelOptions) -> int | None:
-    """How many tokens a record's whole numbers can be; None for a model of the table without."""
-    known = NETWORKS[options.name].options if options.name in NETWORKS else None
+def image_shape(options: ModelOptions) -> Shape:
+    """The shape of what augmentation changes and a mask is of: a record, or one of its inputs."""
+    image = image_of(options.named_inputs)
+    return input_shape(options) if image is None else image.shape
+
+
+def vocabularies(options: ModelOptions) -> tuple[tuple[slice, int], ...]:
+    """Where a record's numbers are tokens, and how many different ones: often nowhere."""
+    network = NETWORKS.get(options.name)
+    if network is None or network.options is not TextTransformerOptions:
+        own = pieces(options.named_inputs)
+        return tuple((piece.place, piece.tokens) for piece in own if piece.tokens)
     # ``_of_network`` has written all options of such a network.
-    return (options.options or {}).get("tokens") if known is TextTransformerOptions else None  # type: ignore[return-value]
+    return ((slice(None), options.options["tokens"]),)  # type: ignore[index, return-value]
 
 
 def wanted(options: ModelOptions) -> Foreign | None:
@@ -312,7 +342,8 @@ def wanted(options: ModelOptions) -> Foreign | None:
     further = tuple(sorted((options.options or {}).items()))
     spelt = ", ".join(f"{name} = {value!r}" for name, value in further) or "none"
     shape, head = input_shape(options), options.head or ()
-    return Foreign(options.name, shape, options.width, head, further, spelt)
+    image, inputs = image_shape(options), options.named_inputs
+    return Foreign(options.name, shape, image, options.width, head, further, spelt, inputs)
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:

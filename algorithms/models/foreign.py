@@ -45,6 +45,7 @@ from ...files import packages
 from ..exchange.parts import MOST_TENSORS
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
+from .inputs import Inputs, shapes_of, shown, unpacking
 from .registry import Shape
 from .tied import strays, tie
 from .torchvision_import import torchvision
@@ -73,15 +74,29 @@ class Foreign:
     """A model from outside the table, as a job asks for it.
 
     ``options`` are further arguments of its builder, as pairs of name and value; ``spelt`` is their
-    text, since True, 1 and 1.0 are equal and not the same argument.
+    text, since True, 1 and 1.0 are equal and not the same argument. ``shape`` is that of a record;
+    a model may give outputs for the positions of the ``image``, which is a record as well, or one
+    of its ``inputs``.
     """
 
     name: str
     shape: Shape
+    image: Shape
     outputs: int
     head: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] = ()
     spelt: str = ""
+    inputs: Inputs = ()
+
+    @property
+    def given(self) -> Shape | dict[str, Shape]:
+        """The builder's first argument: a record's shape, or those of its inputs by name."""
+        return shapes_of(self.inputs) or self.shape
+
+    @property
+    def takes(self) -> str:
+        """The shape of a record for people, or those of its inputs."""
+        return shown(shapes_of(self.inputs) or {"input": self.shape})
 
     @property
     def where(self) -> str:
@@ -150,7 +165,7 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
     """
     make = builder(wanted.name)
     what = (
-        f"{wanted.where} with input {list(wanted.shape)}, {wanted.outputs} outputs and options"
+        f"{wanted.where} with {wanted.takes}, {wanted.outputs} outputs and options"
         f" {wanted.spelt[: packages.LONGEST_WHY]} cannot be made"
     )
     # Not on "meta", which the caller may have set: the values are needed.
@@ -160,10 +175,11 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
         packages.others_code(what, FIX),
     ):
         with _bounded(wanted):
-            whole = make(wanted.shape, wanted.outputs, **dict(wanted.options))
+            whole = make(wanted.given, wanted.outputs, **dict(wanted.options))
         if not isinstance(whole, nn.Module):
             raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
         tie(whole, wanted.where)
+        unpacking(whole, wanted.inputs)
         # In place, a layer would overwrite the input that gradients per record need.
         for module in whole.modules():
             if getattr(module, "inplace", False):
@@ -215,7 +231,7 @@ def _check_size(wanted: Foreign) -> None:
     make = builder(wanted.name)
     # What needs values, or does not work at all, is found by ``construct``.
     with _only_too_large(), torch.device("meta"), _same_draws(), _bounded(wanted):
-        make(wanted.shape, wanted.outputs, **dict(wanted.options))
+        make(wanted.given, wanted.outputs, **dict(wanted.options))
 
 
 def _check_work(wanted: Foreign, whole: nn.Module) -> None:
@@ -230,7 +246,7 @@ def _check_work(wanted: Foreign, whole: nn.Module) -> None:
     if flops > MOST_WORK or numbers.total > MOST_NUMBERS:
         raise TooLargeError(
             f"{wanted.where} takes {flops / 1e9:,.0f} billion operations and"
-            f" {numbers.total / 1e6:,.0f} million numbers for two records {list(wanted.shape)}, and"
+            f" {numbers.total / 1e6:,.0f} million numbers for two records of {wanted.takes}, and"
             f" {MOST_WORK / 1e9:,.0f} and {MOST_NUMBERS / 1e6:,.0f} are the most; lower model.input"
         )
 
@@ -317,8 +333,8 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
     """
     if prod(wanted.shape) > LARGEST_INPUT:
         raise LocalError(
-            f"{wanted.where}: model.input = {list(wanted.shape)} has over {LARGEST_INPUT:,}"
-            " numbers; lower it"
+            f"{wanted.where}: a record of {wanted.takes} has over {LARGEST_INPUT:,} numbers;"
+            " lower it"
         )
     _check_size(wanted)
     whole = construct(wanted, seed)
@@ -403,7 +419,9 @@ def _maps(parts: Mapping[str, nn.Module], x: Tensor) -> bool:
 
 def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
     """The output for two records; LocalError where it is not one tensor of two rows."""
-    with packages.others_code(f"{wanted.where} does not take two records {list(x.shape)}", FIX):
+    with packages.others_code(
+        f"{wanted.where} with {wanted.takes} does not take two records {list(x.shape)}", FIX
+    ):
         y: Any = module(x)
     if not isinstance(y, Tensor) or not y.ndim or len(y) != 2:
         shown = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -415,8 +433,8 @@ def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _check_outputs(wanted: Foreign, expected: Tensor, features: Tensor, found: Tensor) -> None:
-    plain, sides = (2, wanted.outputs), wanted.shape[1:]
-    dense = (*plain, *sides)
+    plain = (2, wanted.outputs)
+    dense = (*plain, *wanted.image[1:])
     if tuple(expected.shape) not in (plain, dense):
         raise LocalError(
             f"{wanted.where} makes {list(expected.shape)} of two records, and the job has"

@@ -19,8 +19,9 @@ from ..data.lazy import LazyRecords
 from ..exchange.parts import all_finite
 from ..job.class_census import shown_rows
 from ..job.job import Job
-from ..models.build import input_shape, vocabulary
+from ..models.build import ModelOptions, image_shape, input_shape, vocabularies
 from ..models.class_names import names_differ, names_fault
+from ..models.inputs import inputs_differ, shapes_of
 from ..models.registry import Shape
 from ..tasks.registry import guard
 from ..tasks.task import histogram, labels_fault
@@ -48,6 +49,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # (2) They are what the model takes: the features that the job declares, in its shape.
     if job.features:
         _refuse(where, declarations_differ(job.features, records.features))
+    inputs = job.model.named_inputs
+    _refuse(where, [inputs_differ(shapes_of(inputs), records.inputs)])
     if tuple(x.shape[1:]) != shape:
         raise LocalError(
             f"{where}: x is {list(x.shape)}, the job's model takes {_stored(shape)};"
@@ -59,11 +62,8 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # Counts by class rely on it, whatever a task of another project says.
     if job.task.has_classes:
         _refuse(where, [labels_fault(records.y, job.model.width)])
-    if job.task.dense and records.y.shape[1:] != x.shape[2:]:
-        raise LocalError(
-            f"{where}: y is {list(records.y.shape)} and x {list(x.shape)}; give a class for each"
-            f" position, [N, {', '.join(map(str, shape[1:]))}]"
-        )
+    if job.task.dense:
+        _refuse(where, [_positions_fault(job, records)])
     # (4) Their values are numbers, most of them within the ranges that the job declares. Lazy
     # records are looked at when they are read, and have no features.
     if isinstance(x, torch.Tensor) and not all_finite(x):
@@ -74,7 +74,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     # The answer leaves: in a private job it must not depend on any record, and elsewhere not on a
     # single one, or an operator could find it by the ranges of several jobs.
     if job.privacy is None:
-        _refuse(where, [tokens_fault(x, vocabulary(job.model))])
+        _refuse(where, tokens_faults(x, job.model))
         if job.features:
             _refuse(where, out_of_range(job.features, records.held, LARGEST_MISS))
         with guard(job.task):
@@ -109,13 +109,29 @@ def _stored(shape: Shape) -> str:
     return f"[N, {', '.join(map(str, shape))}]"
 
 
-def tokens_fault(x: Tensor | LazyRecords, vocabulary: int | None) -> str:
-    """Why numbers are not tokens of such a vocabulary; empty where they are, or need not be.
+def _positions_fault(job: Job, records: Dataset) -> str:
+    """Why there is no class for each position of a record; empty if there is."""
+    sides = image_shape(job.model)[1:]
+    if tuple(records.y.shape[1:]) == sides:
+        return ""
+    return (
+        f"y is {list(records.y.shape)} and x {list(records.x.shape)}; give a class for each"
+        f" position, [N, {', '.join(map(str, sides))}]"
+    )
+
+
+def tokens_faults(x: Tensor | LazyRecords, model: ModelOptions) -> list[str]:
+    """Why numbers are not tokens where a model takes tokens; lazy records are not looked at."""
+    if isinstance(x, LazyRecords):
+        return []
+    return [_tokens_fault(x[:, own], tokens) for own, tokens in vocabularies(model)]
+
+
+def _tokens_fault(x: Tensor, vocabulary: int) -> str:
+    """Why numbers [N, …] are not tokens of such a vocabulary; empty where they are.
 
     A few may be none: the network takes them for the nearest token.
     """
-    if vocabulary is None or not isinstance(x, Tensor):
-        return ""
     odd = (x != x.round()) | (x < 0) | (x >= vocabulary)
     records = int(odd.flatten(1).any(1).sum())
     # Never by a single record, as in ``out_of_range``.
@@ -123,7 +139,7 @@ def tokens_fault(x: Tensor | LazyRecords, vocabulary: int | None) -> str:
         return ""
     return (
         f"{records} of {len(x)} records have numbers that are no tokens from 0 to"
-        f" {vocabulary - 1}; raise model.options.tokens, or number the tokens so"
+        f" {vocabulary - 1}; raise the model's tokens, or number the tokens so"
     )
 
 

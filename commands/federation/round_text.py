@@ -95,11 +95,12 @@ def _made(known: Evaluated) -> dict[str, tuple[int, ...]]:
 
 def _said_of(metrics: Mapping[str, Any], known: Evaluated) -> dict[str, dict[str, Any]]:
     """What the sums say that the job makes; a coordinator may name any others."""
-    made = _made(known).items()
-    own = {name: metrics[name] for name, _ in made if name in metrics}
-    return known.counting.of_sums(
-        {name: own[name] for name, shape in made if name in own and np.shape(own[name]) == shape}
-    )
+    own = {
+        name: metrics[name]
+        for name, shape in _made(known).items()
+        if name in metrics and np.shape(metrics[name]) == shape
+    }
+    return known.counting.of_sums(own)
 
 
 def in_words(closed: Mapping[str, Any], known: Evaluated | None) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,9 +132,8 @@ def _truth(given: Mapping[Key, Any]) -> _Truth:
     if len(asked) > 1:
         options = " and ".join(f"--{key}" for key in asked)
         raise LocalError(f"{options}: give one of them, as the job's task needs it")
-    for key, value in asked.items():
-        return _Truth(key, (value,) if isinstance(value, str) else tuple(value))
-    return _Truth("label", ())
+    key, value = next(iter(asked.items()), ("label", ()))
+    return _Truth(key, (value,) if isinstance(value, str) else tuple(value))
 
 
 def contract_of(path: Path) -> Contract:
@@ -166,10 +166,9 @@ def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: Contrac
     """All that is wrong; targets and the id are no features."""
     faults = list(found.faults)
     own = {feature.name for feature in contract.features}
-    for column in found.columns:
-        # What the contract says of a column is said below, with both sides.
-        if column.name in {*truth.columns, record_id, *own}:
-            continue
+    # What the contract says of a column is said below, with both sides.
+    said = {*truth.columns, record_id, *own}
+    for column in filterfalse(lambda column: column.name in said, found.columns):
         faults += [f"column {column.name!r}: {fault}" for fault in column.faults()]
     faults += truth.faults(found)
     if record_id and (twice := _repeated(found[record_id])):

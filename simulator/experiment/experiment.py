@@ -279,6 +279,7 @@ def job_of(
 def _records_fault(of_file: ModelOptions, of_method: ModelOptions) -> str:
     """Why a method's model does not take the records that the file's takes; empty if it does."""
     pairs = {
+        "inputs": (of_file.inputs, of_method.inputs),
         "input": (input_shape(of_file), input_shape(of_method)),
         "classes": (of_file.classes, of_method.classes),
         "outputs": (of_file.outputs, of_method.outputs),

@@ -166,7 +166,8 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
         nonlocal start
         rows = slice(start, start + count)
         start += count
-        return Dataset(x[rows], y[rows], data.class_names, features=data.features)
+        known = {"features": data.features, "inputs": data.inputs}
+        return Dataset(x[rows], y[rows], data.class_names, **known)  # type: ignore[arg-type]
 
     records = {}
     for silo, own in sides.items():
@@ -224,7 +225,8 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
     # population
     for silo, own in records.items():
         for side, data in _sides(own).items():
-            digest.update(canonical_json([silo, side, list(data.x.shape)]))
+            named = sorted(data.inputs.items())
+            digest.update(canonical_json([silo, side, list(data.x.shape), *named]))
             digest.update(_bytes(data.x))
             digest.update(data.y.contiguous().numpy().data)
     return digest.hexdigest()

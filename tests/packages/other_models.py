@@ -369,3 +369,29 @@ class Wide(nn.Conv1d):
 
 def odd_heads(shape, outputs, kernel=1):
     return OddHeads(outputs, kernel)
+
+
+class Ward(nn.Module):
+    """An image, laboratory values and a note of tokens, each by its own layers."""
+
+    def __init__(self, shapes, tokens, outputs, width, dense):
+        super().__init__()
+        self.see = nn.Conv2d(shapes["image"][0], width, 3, padding=1)
+        self.measure = nn.Linear(shapes["labs"][0], width)
+        self.read = nn.Embedding(tokens, width)
+        self.mix = nn.Linear(3 * width, width)
+        self.fc = nn.Conv2d(2 * width, outputs, 1) if dense else nn.Linear(width, outputs)
+        self.dense = dense
+
+    def forward(self, image, note, labs):
+        seen, measured = self.see(image), self.measure(labs)
+        read = self.read(note).mean(1)
+        if self.dense:
+            whole = measured + read
+            return self.fc(torch.cat([seen, whole[:, :, None, None].expand_as(seen)], 1).relu())
+        seen = seen.relu().flatten(2).mean(2)
+        return self.fc(self.mix(torch.cat([seen, measured, read], 1).relu()).relu())
+
+
+def ward(shapes, outputs, tokens=20, width=8, dense=False):
+    return Ward(shapes, tokens, outputs, width, dense)

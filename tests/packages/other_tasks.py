@@ -250,3 +250,47 @@ class Stopping(Rows):
 
 def stopping(path, last, armed):
     return Stopping(path, last, armed)
+
+
+class Wards(torch.utils.data.Dataset):
+    """Patients with an image [1, 8, 8], three laboratory values and a note of five tokens.
+
+    The class is how many of the three are high.
+    """
+
+    def __init__(self, change, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        high = torch.randint(2, (count, 3), generator=generator)
+        image = torch.randn(count, 1, 8, 8, generator=generator) + 2 * high[:, :1, None, None]
+        labs = torch.randn(count, 3, generator=generator) / 2 + 2 * high[:, 1:2]
+        note = torch.randint(1, 10, (count, 5), generator=generator) + 10 * high[:, 2:]
+        self.patients = [
+            {"note": note[n], "image": image[n], "labs": labs[n]} for n in range(count)
+        ]
+        self.targets, self.change = high.sum(1), change
+
+    def __len__(self):
+        return len(self.patients)
+
+    def __getitem__(self, index):
+        return self.change(index, dict(self.patients[index])), self.targets[index]
+
+
+def mistaken(mistake):
+    """A change of the fifth patient alone."""
+    return lambda index, patient: {**patient, **mistake} if index == 5 else patient
+
+
+MISTAKES = {
+    "": {},
+    "turned": {"image": torch.zeros(8, 8, 1)},
+    "more": {"age": torch.tensor(63.0)},
+    "double": {"labs": torch.zeros(3, dtype=torch.float64)},
+    "list": {"labs": [0.0, 0.0, 0.0]},
+    "marked": {"note": torch.ones(5, dtype=torch.bool)},
+    "large": {"note": torch.tensor([0, 0, 0, 0, 2**24 + 1])},
+}
+
+
+def wards(path, mistake="", count=60, seed=0):
+    return Wards(mistaken(MISTAKES[mistake]), count, seed)

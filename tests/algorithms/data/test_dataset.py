@@ -67,9 +67,34 @@ def test_tokens_are_kept_as_they_are(tmp_path, dtype):
     assert (data.x.dtype, data.x.tolist()) == (torch.float32, tokens.tolist())
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_file_may_have_an_array_per_input(tmp_path, dtype):
+    rng = np.random.default_rng(1)
+    note, ages = rng.integers(0, 9, (4, 3)).astype(dtype), rng.normal(size=4)
+    image = rng.normal(size=(4, 1, 2, 2)).astype(np.float32)
+    apart = {"x.note": note, "x.image": image, "x.age": ages}
+    data = load_npz(written(tmp_path, y=Y, **apart))
+    assert data.inputs == {"age": (), "image": (1, 2, 2), "note": (3,)}
+    rows = [ages.astype(np.float32)[:, None], image.reshape(4, -1), note]
+    assert torch.equal(data.x, torch.from_numpy(np.concatenate(rows, 1).astype(np.float32)))
+    save_npz(tmp_path / "again.npz", data)
+    with np.load(tmp_path / "again.npz") as kept:
+        assert {*kept} == {*apart, "y"}
+    again = load_npz(tmp_path / "again.npz")
+    assert torch.equal(again.x, data.x)
+    assert again.inputs == data.take(np.array([2, 0])).inputs == data.inputs
+    # An array x is the whole record.
+    assert load_npz(written(tmp_path, y=Y, x=X, **apart)).inputs == {}
+
+
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
+        ({"x.a": X, "x.b": X[:3], "y": Y}, r"x.b is \[3, 1, 8, 8\] and y \[4\]; give one target"),
+        ({"x.a": X, "x.b": X.astype(np.uint8), "y": Y}, "x.b is uint8; store float32"),
+        ({"x.a": X.astype(object), "y": Y}, "not a .npz file of plain arrays"),
+        ({"x.a": X}, "has no array 'y'"),
+        ({"xa": X, "y": Y}, "has no array 'x'"),
         ({"x": X}, "has no array 'y'"),
         ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32 .* tokens as int32"),
         ({"x": X.astype(bool), "y": Y}, "x is bool; store float32"),

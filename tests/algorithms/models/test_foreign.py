@@ -175,7 +175,7 @@ def test_a_nested_head_has_a_dotted_name():
         ),
         (
             {"input": [4096, 4096, 4096]},
-            r"model.input = \[4096, 4096, 4096\] has over 16,777,216 n",
+            r"input \[4096, 4096, 4096\] has over 16,777,216 n",
         ),
         (
             {"options": {"width": 2**53}},

@@ -221,6 +221,28 @@ def test_a_task_without_classes_deals_out_by_what_it_says_is_alike(experiment, t
         )
 
 
+WARDED = """name = "ward"
+head = "fc"
+[model.inputs]
+image = { shape = [1, 8, 8] }
+labs = { shape = [3] }
+note = { shape = [5], tokens = 20 }
+"""
+
+
+def test_records_of_several_inputs_are_dealt_out(experiment):
+    def population(lazy):
+        data = f'kind = "package"\nname = "wards"\noptions = {{ count = 60 }}\nlazy = {lazy}'
+        return populate(experiment(data=data, partition=SHARDS, model=f"classes = 4\n{WARDED}"))
+
+    held, lazy = population("false"), population("true")
+    for own in (*held.records.values(), *lazy.records.values()):
+        for side in own.sides:
+            assert side.inputs == {"image": (1, 8, 8), "labs": (3,), "note": (5,)}
+    for silo, own in held.records.items():
+        assert torch.equal(lazy.records[silo].train.x.whole(), own.train.x)
+
+
 PACKAGED = 'kind = "package"\nname = "{}"\nfile = "data.npz"\nlazy = {}'
 
 

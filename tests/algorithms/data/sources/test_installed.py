@@ -36,7 +36,7 @@ def test_workers_read_the_same_in_the_same_order():
     ("name", "why"),
     [
         ("unequal", r"x of record 7 is torch\.float32 \[1, 1, 5\], that of the first torch\.flo"),
-        ("bare", "record 0 is no pair of a tensor and a target"),
+        ("bare", "record 0 is no pair of a tensor, or of a dictionary of tensors, and a target"),
         ("doubles", r"record 0 is torch\.float64; give float32"),
         ("one", "1 records; at least 2 are needed"),
         ("failing", "fails: no such scanner; correct the data set"),
@@ -55,6 +55,44 @@ def test_tokens_may_be_whole_numbers(lazy):
     assert (x.dtype, x[8].tolist()) == (torch.float32, [1.0, 300.0, 0.0])
     with refused(r"record 0 is torch\.int64; give float32, or tokens up to 16,777,216 as int64"):
         table("tokens", options={"most": 2**24 + 1}).read()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_record_may_be_a_dictionary_of_tensors(lazy):
+    data = table("wards", lazy=lazy).read()
+    assert data.inputs == {"image": (1, 8, 8), "labs": (3,), "note": (5,)}
+    x = data.x.whole() if lazy else data.x
+    patients = other_tasks.wards(None)
+    for number in (0, 5, 59):
+        own, truth = patients[number]
+        row = torch.cat([own["image"].reshape(-1), own["labs"], own["note"].float()])
+        assert torch.equal(x[number], row)
+        assert data.y[number] == truth
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (
+            "turned",
+            r"record 5 has image \[8, 8, 1\], labs \[3\], note \[5\], the first has image",
+        ),
+        ("more", r"record 5 has age \[\], image .* the first has image .* are alike"),
+        ("double", r"'labs' of record 5 is torch.float64; give float32"),
+        ("list", "'labs' of record 5 is list; give a tensor"),
+        ("large", "'note' of record 5 is torch.int64; give float32, or tokens up to 16,777,216"),
+    ],
+)
+def test_what_is_wrong_with_one_of_its_tensors_is_told(mistake, why, lazy):
+    with refused(why):
+        read = table("wards", lazy=lazy, options={"mistake": mistake}).read()
+        read.x.whole()
+
+
+def test_marks_are_numbers():
+    data = table("wards", options={"mistake": "marked"}).read()
+    assert data.x[5, -5:].tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("name", ["waves", "listed"])

@@ -91,7 +91,7 @@ def test_records_that_are_no_tokens_are_refused():
     few = texts(40)
     few.x[0, :3] = torch.tensor([0.5, -1.0, 99.0])
     check_records(job, few, "here")
-    said = "here: 40 of 40 records have numbers that are no tokens from 0 to 29; raise model.opt"
+    said = "here: 40 of 40 records have numbers that are no tokens from 0 to 29; raise the model's"
     for x in (few.x + 30, few.x + 0.25, -1 - few.x.abs()):
         with refused(said):
             check_records(job, Dataset(x, few.y), "here")
