@@ -1,4 +1,4 @@
-"""Random changes of records as they are trained on: torchvision's transforms.v2, by name.
+"""Random changes of records as they are trained on: torchvision's transforms.v2, by name; mixup.
 
 ::
 
@@ -10,19 +10,22 @@
     kind = "RandomHorizontalFlip"
 
 Each record of a batch is changed by itself, in the order of the tables, and with it the mask of a
-segmentation. Volumes are changed in their last two sides, all slices alike. Evaluation changes
-nothing. Tables have torchvision's names and arguments; sizes are those of the records.
+segmentation; ``MixUp``, which comes last, mixes those of a batch. Volumes are changed in their last
+two sides, all slices alike. Evaluation changes nothing. Tables have torchvision's names and
+arguments; sizes are those of the records.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import filterfalse
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import torch
 from pydantic import AfterValidator, Field, PlainValidator, SerializeAsAny, model_validator
 from torch import Tensor
+from torch.distributions import Beta
 
 from ...errors import LocalError
 from ...files.documents import Real, Strict
@@ -59,6 +62,8 @@ class Augmentation(Strict):
     """True if torchvision takes values of 0 … 1 for it, of one or three channels."""
     moves: ClassVar[bool] = False
     """True if a mask changes with its image."""
+    mixes: ClassVar[bool] = False
+    """True if it changes a batch, whose records move one another, and not record by record."""
     idle: ClassVar[tuple[str, ...]] = ()
     """Keys of which one has to say something."""
     fewest: ClassVar[int] = IMAGE
@@ -66,7 +71,7 @@ class Augmentation(Strict):
 
     @abstractmethod
     def transform(self, sides: tuple[int, int]) -> Any:
-        """Torchvision's transform for records of this height and width."""
+        """The transform for records of this height and width: torchvision's, where it has one."""
 
     def fault(self, shape: Sequence[int]) -> str:
         """Why records of this shape cannot be changed so; empty if they can."""
@@ -222,6 +227,31 @@ class ColorJitter(Augmentation):
         return _v2().ColorJitter(self.brightness, self.contrast, self.saturation, self.hue)
 
 
+class MixUp(Augmentation):
+    """A record becomes λ of itself and 1 - λ of another one of its batch, and keeps its truth.
+
+    Zhang et al. (ICLR 2018, Eq. 1) draw λ ~ Beta(α, α) and take as loss the mean of the losses of
+    both truths, weighted by λ and 1 - λ. As a pair is drawn in both orders, that has the mean of
+    this loss, of one truth, with λ ~ Beta(α + 1, α): a density weighted by λ.
+    """
+
+    kind: Literal["MixUp"]
+    fewest: ClassVar[int] = 2
+    mixes: ClassVar[bool] = True
+    alpha: Annotated[Real, Field(ge=0.01, le=100)] = 0.2
+
+    def transform(self, sides: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+        """Mixes the records [B, …] of a batch."""
+
+        def mixed(x: Tensor) -> Tensor:
+            # Drawn on the CPU, wherever the records are, so that the same is drawn everywhere.
+            own = Beta(self.alpha + 1, self.alpha).sample((len(x),))
+            share = own.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+            return share * x + (1 - share) * x[torch.randperm(len(x)).to(x.device)]
+
+        return mixed
+
+
 KINDS: dict[str, type[Augmentation]] = {
     get_args(each.model_fields["kind"].annotation)[0]: each
     for each in (
@@ -233,6 +263,7 @@ KINDS: dict[str, type[Augmentation]] = {
         RandomErasing,
         GaussianNoise,
         ColorJitter,
+        MixUp,
     )
 }
 
@@ -241,9 +272,16 @@ def _of_its_kind(value: Any) -> Augmentation:
     return of_kind(value, KINDS)
 
 
+def _mixed_last(kinds: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+    if any(kind.mixes for kind in kinds[:-1]):
+        raise ValueError("MixUp mixes records as they are trained on; put it last")
+    return kinds
+
+
 Augmentations: TypeAlias = Annotated[
     tuple[Annotated[SerializeAsAny[Augmentation], PlainValidator(_of_its_kind)], ...],
     Field(max_length=16),
+    AfterValidator(_mixed_last),
 ]
 
 
@@ -269,7 +307,9 @@ class Augmenter:
     ) -> None:
         height, width = shape[-2:]
         self._check = not forgiving and any(map(attrgetter("of_pixels"), kinds))
-        self._steps = [(kind.transform((height, width)), kind.moves) for kind in kinds]
+        each = list(filterfalse(attrgetter("mixes"), kinds))
+        self._steps = [(kind.transform((height, width)), kind.moves) for kind in each]
+        self._mixed = [kind.transform((height, width)) for kind in kinds[len(each) :]]
         self._dense = dense
         self._image = image
 
@@ -288,6 +328,12 @@ class Augmenter:
         return changed, y
 
     def _augmented(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._one_by_one(x, y)
+        for mixed in self._mixed:
+            x = mixed(x)
+        return x, y
+
+    def _one_by_one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if self._check and bool((x.amin() < 0) | (x.amax() > 1)):
             raise LocalError(
                 "training.augment has ColorJitter, which takes values of 0 to 1, and records have"

@@ -244,6 +244,11 @@ class JobFile(JobSettings):
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
+        if any(kind.mixes for kind in self.training.augment):
+            raise ValueError(
+                "[privacy] with training.augment MixUp, by which each record moves the gradients of"
+                " others; leave MixUp out"
+            )
         if couples_records(self.model):
             raise ValueError(
                 "[privacy] with batch norm, or other layers by which each record moves the"

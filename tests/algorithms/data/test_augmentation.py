@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -54,7 +55,7 @@ def records(n=64, shape=SHAPE):
 
 
 def test_every_kind_is_tried():
-    assert ARGUMENTS.keys() == KINDS.keys()
+    assert {*ARGUMENTS, "MixUp"} == KINDS.keys()
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -116,6 +117,57 @@ def test_volumes_are_changed_alike_in_all_slices():
     turned = found[:, 0, 0, 0, 0] == 9
     assert 0 < turned.sum() < 64
     assert torch.equal(found, torch.where(turned[:, None, None, None, None], x.flip(-1), x))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 8.0])
+def test_mixup_is_a_mean_of_two_records_weighted_as_published(alpha):
+    """By its own formula, the loss of both truths: the same mean of any function of a mix."""
+    n = 40_000
+    x = torch.stack([torch.arange(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)], 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        found, truth = augmenter(kind("MixUp", alpha=alpha), shape=(1, 1, 2))(x, x[:, 0])
+    assert truth is not found
+    assert torch.equal(truth, x[:, 0])
+    assert torch.allclose(found[:, 1], x[:, 1])
+    # Each place of a permutation gives another record but by chance.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        shares = torch.distributions.Beta(alpha + 1, alpha).sample((n,)).double()
+        other = x[torch.randperm(n), 0]
+    assert torch.allclose(found[:, 0], shares * x[:, 0] + (1 - shares) * other)
+    # Published: λ ~ Beta(α, α), a record's own share of the loss at λ and its partner's at 1 - λ.
+    published = np.random.default_rng(3).beta(alpha, alpha, n)
+    for function in (lambda mix: mix**2, lambda mix: np.exp(-3 * mix)):
+        own = published * function(published) + (1 - published) * function(1 - published)
+        ours = function(shares.numpy())
+        error = (own.var() / n + ours.var() / n) ** 0.5
+        assert abs(own.mean() - ours.mean()) < 7.5 * error  # chance below 1e-13
+
+
+def test_mixup_comes_last_and_is_for_no_private_job(make_job):
+    last = [FLIP, {"kind": "MixUp", "alpha": 0.4}]
+    job = make_job(training={"augment": last})
+    assert job.document()["training"]["augment"][1] == {"kind": "MixUp", "alpha": "0.4"}
+    with pytest.raises(ValidationError, match="MixUp mixes records as they are trained on; put it"):
+        make_job(training={"augment": [*reversed(last)]})
+    with pytest.raises(ValidationError, match=r"\[privacy\] with training.augment MixUp, by which"):
+        make_job(
+            training={"augment": last},
+            privacy={"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.1},
+        )
+
+
+def test_mixup_follows_the_changes_of_each_record():
+    x, kinds = records(), [kind("RandomVerticalFlip"), kind("MixUp")]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        found, _ = augmenter(*kinds)(x, x)
+        torch.manual_seed(5)
+        flipped, _ = augmenter(kinds[0])(x, x)
+        mixed, _ = augmenter(kinds[1])(flipped, x)
+    assert not torch.equal(found, flipped)
+    assert torch.equal(found, mixed)
 
 
 def test_a_batch_of_nobody_stays_one():
