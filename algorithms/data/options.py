@@ -157,10 +157,12 @@ def _check_file(file: Path) -> None:
 class DataTable(SourceTable, ABC):
     """A source that a silo can have: it reads the records of one silo."""
 
-    needs_model: ClassVar[bool] = False
-    """True if the records are read in the size that a job's model takes."""
-
     test_fraction: float = Field(default=0.25, gt=0, lt=1)
+
+    @property
+    def needs_model(self) -> bool:
+        """True if the records are read in the size that a job's model takes."""
+        return False
 
     @property
     def has_official_parts(self) -> bool:
@@ -272,7 +274,10 @@ class ImageFiles(Pixels):
     Such a kind writes ``read_at``.
     """
 
-    needs_model: ClassVar[bool] = True
+    @property
+    def needs_model(self) -> bool:
+        """True: images have no size of their own."""
+        return True
 
     def examine(self) -> str:
         """Nothing more is known of a kind in general."""

@@ -18,6 +18,7 @@ from .sources.formats.masks import Masks
 from .sources.formats.npz import Npz
 from .sources.formats.parquet import Parquet
 from .sources.formats.sql import Sql
+from .sources.hugging_face.source import HuggingFace
 from .sources.installed import Installed
 from .sources.public.bundled import Bundled
 from .sources.public.natural import Natural
@@ -38,6 +39,7 @@ Source: TypeAlias = Annotated[
     | Csv
     | Parquet
     | Sql
+    | HuggingFace
     | Torchvision
     | TinyImageNet
     | Natural

@@ -87,13 +87,14 @@ def _records(path: Path, file: Any) -> Rows:  # of pyarrow, which has no types
     names, number = list(file.schema_arrow.names), 0
     yield 0, names
     for batch in file.iter_batches(AT_ONCE):
-        columns = list(map(partial(_cells, path), names, batch.columns))
+        columns = list(map(partial(texts_of, path), names, batch.columns))
         for row in zip(*columns, strict=True):
             number += 1
             yield number, list(row)
 
 
-def _cells(path: Path, name: str, column: Any) -> list[str]:
+def texts_of(path: Path, name: str, column: Any) -> list[str]:
+    """The cells of an Arrow array as texts; LocalError for what Python cannot hold."""
     try:
         return list(map(as_text, column.to_pylist()))
     # Without its cause, whose text has the value: such as a time finer than Python's.

@@ -1,4 +1,4 @@
-"""What stands in a CSV file, column by column, and all that is wrong with it at once.
+"""What stands in a table, column by column, and all that is wrong with it at once.
 
 It is for the people who hold the file: what is shown stays with them. The source of records
 (sources/csv_file.py) reads strictly, and ends at the first fault.
@@ -7,7 +7,7 @@ It is for the people who hold the file: what is shown stays with them. The sourc
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,8 +16,9 @@ import numpy as np
 
 from .features import NUMBER, Feature
 from .rows import Decimal, Encoding, Rows, pointed, rows_of
+from .saved_set import SavedSet, open_saved, saved_folder
 
-Kind = Literal["number", "categories", "date", "text", "empty"]
+Kind = Literal["number", "categories", "date", "text", "empty", "image", "array", "other"]
 
 MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "-", ".")
 COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
@@ -40,6 +41,8 @@ class Column:
     first_text: int = 0  # line of the first cell that is no number
     first_comma: int = 0
     many: bool = False  # more texts than are counted
+    known: tuple[str, ...] = ()  # classes that the data set declares itself
+    held: tuple[Kind, str] | None = None  # no cells, but values of this type
 
     def add(self, line: int, cell: str) -> None:
         """Count one cell."""
@@ -66,6 +69,8 @@ class Column:
     @property
     def kind(self) -> Kind:
         """What most of its cells are."""
+        if self.held is not None:
+            return self.held[0]
         texts, numbers = sum(self.texts.values()), len(self.numbers)
         if not texts and not numbers:
             return "empty"
@@ -79,11 +84,16 @@ class Column:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Its texts, in their order as texts; numbers among them stand as they were read."""
-        return tuple(sorted(self.texts))
+        """Its texts, in their order as texts; numbers among them stand as they were read.
+
+        Or what the data set declares, in that order.
+        """
+        return self.known or tuple(sorted(self.texts))
 
     def shown(self) -> str:
         """Its distribution, in a few words."""
+        if self.held is not None:
+            return self.held[1]
         match self.kind:
             case "number" if len(self.numbers):
                 low, middle, high = np.quantile(np.array(self.numbers), [0, 0.5, 1])
@@ -144,14 +154,37 @@ class TableSurvey:
 
 
 def survey(
-    path: Path, delimiter: str = ",", encoding: Encoding = "utf-8", decimal: Decimal = "."
+    path: Path,
+    delimiter: str = ",",
+    encoding: Encoding = "utf-8",
+    decimal: Decimal = ".",
+    split: str | None = None,
 ) -> TableSurvey:
-    """Read a Parquet file, or a CSV file whose first line has the columns' names.
+    """Read a Parquet file, a CSV file whose first line has the columns' names, or a saved data set.
 
-    LocalError for a file that cannot be read at all.
+    LocalError for a file or folder that cannot be read at all.
     """
+    if split is not None or path.is_dir():
+        return _survey_saved(open_saved(saved_folder(path, split)))
     with rows_of(path, delimiter, encoding) as rows:
         return _read(rows, decimal)
+
+
+def _survey_saved(saved: SavedSet) -> TableSurvey:
+    plain = list(filter(saved.is_plain, saved.names))
+    found = _read(saved.rows(plain), ".")
+    for column in found.columns:
+        column.known = saved.class_names.get(column.name, ())
+        if column.name not in plain:
+            column.missing.clear()
+            column.held = _kind_of(saved, column.name), saved.held(column.name)
+    return found
+
+
+def _kind_of(saved: SavedSet, name: str) -> Kind:
+    """What a column holds that has no cells."""
+    asked: dict[Kind, Callable[[str], bool]] = {"image": saved.is_image, "array": saved.is_list}
+    return next((kind for kind, known in asked.items() if known(name)), "other")
 
 
 def _read(rows: Rows, decimal: Decimal) -> TableSurvey:

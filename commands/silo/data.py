@@ -67,7 +67,11 @@ class Contract(Strict):
 
 def inspect(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A table of records, CSV or .parquet.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A table of records, CSV or .parquet, or the folder of a Hugging Face data set.",
+        ),
     ],
     label: Annotated[str, typer.Option(help="The column with the classes.")] = "",
     labels: Annotated[
@@ -84,6 +88,9 @@ def inspect(
     delimiter: Annotated[str, typer.Option(help="Between two columns.")] = ",",
     decimal: Annotated[Decimal, typer.Option(help="Before the decimals of a number.")] = ".",
     encoding: Annotated[Encoding, typer.Option(help="Of the text.")] = "utf-8",
+    split: Annotated[
+        str | None, typer.Option(help="Of a Hugging Face data set that has several.")
+    ] = None,
     job: Annotated[
         Path | None,
         typer.Option(metavar="JOB", help="A job file or a signed job, to compare its features."),
@@ -100,8 +107,8 @@ def inspect(
             f"--delimiter {delimiter!r}: give one character, and neither a quote nor a line's end"
         )
     contract = Contract() if job is None else contract_of(job)
-    found = survey(file, delimiter, encoding, decimal)
-    form = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
+    found = survey(file, delimiter, encoding, decimal, split)
+    form = {"split": split, "delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     # Before anything is shown, what was asked for has to be there.
     truth = _truth({"label": label, "labels": labels, "target": target, "survival": survival})
     for name in filter(None, (*truth.columns, record_id)):
@@ -178,7 +185,7 @@ def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: Contrac
 
 def _classes(column: Column) -> tuple[str, ...]:
     numbers = sorted(set(column.numbers))
-    return (*(f"{number:.15g}" for number in numbers), *column.categories)
+    return column.known or (*(f"{number:.15g}" for number in numbers), *column.categories)
 
 
 def _repeated(column: Column) -> int:
@@ -192,12 +199,12 @@ def _draft(
     found: TableSurvey,
     truth: _Truth,
     record_id: str,
-    form: Mapping[str, str],
+    form: Mapping[str, str | None],
     contract: Contract,
 ) -> str:
     """The silo's [data] table: by the job's features, or by the columns that can be some."""
-    kind = "parquet" if is_parquet(file) else "csv"
-    table: dict[str, Any] = {"kind": kind, "file": str(file), truth.key: truth.entry()}
+    kind, key = _source_of(file)
+    table: dict[str, Any] = {"kind": kind, key: str(file), truth.key: truth.entry()}
     if record_id:
         table["id"] = record_id
     # How the file is written, where that is another way than by default.
@@ -207,7 +214,10 @@ def _draft(
     }
     if truth.key == "label":
         table |= _of_classes(_classes(found[truth.columns[0]]), contract)
+    comment = "# A draft; the order of classes and of features has to be that of the job."
     features = contract.features or _guessed(found, {*truth.columns, record_id})
+    if other := _other_form(found, features, contract):
+        return "\n".join([comment, to_toml({"data": table | other}).strip()])
     table["features"] = [feature.name for feature in features]
     for key in ("unit", "categories", "center", "scale", "missing"):
         default = Feature.model_fields[key].default
@@ -227,13 +237,32 @@ def _draft(
     }
     if marks:
         table["missing_marks"] = marks
-    lines = ["# A draft; the order of classes and of features has to be that of the job."]
+    lines = [comment]
     if not contract.features:
         lines += [
             "# Agree on center, scale and missing with the other silos: constants of these records",
             "# would tell of them.",
         ]
     return "\n".join([*lines, to_toml({"data": table}).strip()])
+
+
+def _source_of(path: Path) -> tuple[str, str]:
+    """The kind that reads a file or folder, and its key for the path."""
+    if path.is_dir():
+        return "huggingface", "folder"
+    return "parquet" if is_parquet(path) else "csv", "file"
+
+
+def _other_form(
+    found: TableSurvey, features: Sequence[Feature], contract: Contract
+) -> dict[str, str]:
+    """The column of images, or else of arrays, where a model is to take that."""
+    first = {column.kind: column.name for column in reversed(found.columns)}
+    if "image" in first and not contract.features:
+        return {"image": first["image"]}
+    if "array" in first and not features:
+        return {"array": first["array"]}
+    return {}
 
 
 def _of_classes(classes: Sequence[str], contract: Contract) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + 'kind = "cvs"\n',
             "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"),
         (TEXT + 'folder = "x"\n',
-            ("data: 'folder' is a key of kind images or masks or listed or torchvision or"
-            " tiny-imagenet or natural or package, this is")),
+            ("data: 'folder' is a key of kind images or masks or listed or huggingface or"
+            " torchvision or tiny-imagenet or natural or package, this is")),
         (TEXT + 'kind = "images"\n',
             "data: 'file' is a key of kind npz or listed or csv or parquet or sql or package,"),
         (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',

@@ -70,7 +70,8 @@ def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
 
 def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 2, 3]}).model
-    assert (InFolder.needs_model, InFolder(folder="sets").load(model)) == (True, (1, 2, 3))
+    assert InFolder(folder="sets").needs_model
+    assert InFolder(folder="sets").load(model) == (1, 2, 3)
     with refused(r"^sets: images are read in the size that a job's model takes; give a job"):
         InFolder(folder="sets").load(None)
     for given in (model, None):

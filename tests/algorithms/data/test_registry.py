@@ -36,6 +36,7 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
         "csv": {"file": "a", "features": ["x"], "label": "y"},
         "parquet": {"file": "a", "features": ["x"], "label": "y"},
         "sql": {"file": "a", "database": "b", "id": "i", "features": ["x"], "label": "y"},
+        "huggingface": {"folder": "a", "image": "x", "label": "y"},
         "torchvision": {"folder": "a", "name": "MNIST"},
         "tiny-imagenet": {"folder": "a"},
         "natural": {"folder": "a", "name": "har"},
@@ -54,12 +55,13 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     [
         ({"kind": "cvs"},
             ("data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, masks,"
-            " listed, csv, parquet, sql, torchvision,")),
+            " listed, csv, parquet, sql, huggingface,")),
         ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
         ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
         ({}, "missing key 'data.file'"),
         ({"file": "a", "label": "y"},
-            "'label' is a key of kind listed or csv or parquet or sql, this is kind 'npz'"),
+            ("'label' is a key of kind listed or csv or parquet or sql or huggingface, this is"
+            " kind 'npz'")),
         ({"kind": "images", "file": "a"},
             "'file' is a key of kind npz or listed or csv or parquet or sql or package,"),
         ({"kind": "bundled", "name": "digits", "foldr": "a"},

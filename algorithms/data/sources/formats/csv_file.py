@@ -6,6 +6,7 @@
     63;f;27,5;B             → an error that names line 2 and column 'bmi', unless decimal = ","
 """
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
@@ -22,6 +23,7 @@ class CsvRows(Labelled):
 
     counted: ClassVar[str] = "line"
 
+    file: Path
     columns: Names | None = None
     """Names of all columns, where the file's first line is a record already."""
     delimiter: Annotated[str, Field(pattern=r'^[^"\r\n\x00]$')] = ","

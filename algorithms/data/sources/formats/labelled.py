@@ -1,4 +1,4 @@
-"""Files of which each row is a record, with what is true of it, its id and its source in columns.
+"""Tables of which each row is a record, with what is true of it, its id and its source in columns.
 
 Errors name line and column, never what is there: they reach the silo's log and its ledger.
 """
@@ -9,7 +9,6 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -39,12 +38,11 @@ class Truths:
 
 
 class Labelled(DataTable):
-    """A kind of file with a row per record: how it writes rows and numbers."""
+    """A kind of table with a row per record: how it writes rows and numbers."""
 
     counted: ClassVar[str] = "record"
     """What is counted in errors."""
 
-    file: Path
     label: str | None = None
     """The column of the classes; the other three are for other tasks than classification."""
     labels: tuple[str, ...] = ()
@@ -156,7 +154,7 @@ class Labelled(DataTable):
                 # A row with a cell too few would put values under wrong names.
                 if len(row) != len(header):
                     raise LocalError(
-                        f"{self.file}, {self.counted} {line}: {len(row)} columns, not"
+                        f"{self.where}, {self.counted} {line}: {len(row)} columns, not"
                         f" {len(header)}; correct it"
                     )
                 yield line, {name: row[place].strip() for name, place in places.items()}
@@ -168,13 +166,13 @@ def _place(table: Labelled, header: list[str], name: str) -> int:
         return header.index(name)
     if name in header:
         raise LocalError(
-            f"{table.file}: has {header.count(name)} columns {name!r}; name them apart"
+            f"{table.where}: has {header.count(name)} columns {name!r}; name them apart"
         )
     if table.header is not None:
         raise LocalError(
-            f"{table.file}: data.columns has no {name!r}; add it where it stands in the file"
+            f"{table.where}: data.columns has no {name!r}; add it where it stands in the file"
         )
-    raise LocalError(f"{table.file}: has no column {name!r}; {_column_fix(table, header, name)}")
+    raise LocalError(f"{table.where}: has no column {name!r}; {_column_fix(table, header, name)}")
 
 
 def _column_fix(table: Labelled, header: list[str], name: str) -> str:
@@ -223,12 +221,9 @@ def _class(table: Labelled, line: int, name: str, text: str) -> int:
             )
         return int(text)
     if text not in table.classes:
-        raise fault(
-            table,
-            line,
-            name,
-            f"is not one of data.classes ({', '.join(table.classes)}); correct one of them",
-        )
+        why = f"is not one of data.classes ({', '.join(table.classes)}); correct one of them"
+        empty = "has no class; give the record one, or leave it out"
+        raise fault(table, line, name, why if text else empty)
     return table.classes.index(text)
 
 
@@ -244,7 +239,7 @@ def parsed(table: Labelled, line: int, name: str, text: str, fix: str) -> float:
 # Never the value itself: errors reach the silo's log and its ledger.
 def fault(table: Labelled, line: int, column: str, why: str) -> LocalError:
     """What is wrong in a cell."""
-    return LocalError(f"{table.file}, {table.counted} {line}, column {column!r}: {why}")
+    return LocalError(f"{table.where}, {table.counted} {line}, column {column!r}: {why}")
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Tabular records from a Parquet file."""
 
+from pathlib import Path
 from typing import Literal
 
 from ...rows import Reading, parquet_rows
@@ -10,6 +11,7 @@ class Parquet(Table):
     """``kind = "parquet"``; it needs pyarrow, which ``staddle[parquet]`` installs."""
 
     kind: Literal["parquet"]
+    file: Path
 
     def rows(self) -> Reading:
         """The records, after the names of the columns."""

@@ -5,6 +5,7 @@ model asks; nothing is done to a picture with transparency or of four printing c
 it.
 """
 
+import io
 import math
 import struct
 import warnings
@@ -16,7 +17,7 @@ from threading import Lock
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from .....errors import LocalError
@@ -60,25 +61,27 @@ def read_all(folder: Path, paths: Sequence[Path], shape: Shape, resize: bool) ->
     return torch.from_numpy(x)
 
 
-def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
-    """One image as [channels, height, width] in 0 … 1.
+def read_pixels(
+    path: Path, shape: Shape, resize: bool, held: bytes | None = None
+) -> NDArray[np.float32]:
+    """One image as [channels, height, width] in 0 … 1; ``held`` as in ``decoded``.
 
     It is float32. LocalError for a file that is not a PNG or JPEG, has too many pixels, or without
     ``resize`` has another size.
     """
-    with decoded(path) as image:
+    with decoded(path, held) as image:
         return _converted(path, image, shape, resize)
 
 
 @contextmanager
-def decoded(path: Path) -> Iterator[Image.Image]:
+def decoded(path: Path, held: bytes | None = None) -> Iterator[Image.Image]:
     """A PNG or JPEG, of which only the header is read yet.
 
-    LocalError for another file or one with too many pixels, and in place of what its decoder
-    raises.
+    It is a file's, or of bytes ``held`` in memory, which ``path`` then names in errors. LocalError
+    for another file or one with too many pixels, and in place of what its decoder raises.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(path) if held is None else io.BytesIO(held) as file:
             # Pillow warns of an image above half its limit; ours is lower.
             with OPENING, warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -86,10 +89,15 @@ def decoded(path: Path) -> Iterator[Image.Image]:
             with opened as image:
                 # A small file can claim any size, and decoding allocates it.
                 if image.width * image.height > MOST_PIXELS:
-                    raise LocalError(_too_large(path))
+                    raise LocalError(_too_large(path, held))
                 yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise LocalError(_too_large(path)) from error
+        raise LocalError(_too_large(path, held)) from error
+    # Its text names an object of Python's where there is no file.
+    except UnidentifiedImageError:
+        raise LocalError(
+            f"{path}: cannot read it as PNG or JPEG: it is neither; replace it"
+        ) from None
     except FAULTS as error:
         raise LocalError(f"{path}: cannot read it as PNG or JPEG: {error}; replace it") from error
 
@@ -121,8 +129,8 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
     return np.broadcast_to(pixels / highest, shape)
 
 
-def _too_large(path: Path) -> str:
-    size = path.stat().st_size
+def _too_large(path: Path, held: bytes | None) -> str:
+    size = path.stat().st_size if held is None else len(held)
     return (
         f"{path}, holds {size:,} bytes: claims more than {MOST_PIXELS:,} pixels; scale it down, or"
         " replace it"

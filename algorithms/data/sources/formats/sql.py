@@ -11,6 +11,7 @@ committed.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
@@ -27,6 +28,7 @@ class Sql(Table):
     """``kind = "sql"``; it needs SQLAlchemy, which ``staddle[sql]`` installs, and a driver."""
 
     kind: Literal["sql"]
+    file: Path
     database: str
     """SQLAlchemy's URL, without a password."""
     password: str | None = None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import filterfalse
 from math import inf, isfinite
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -173,7 +174,7 @@ class Table(Labelled):
             if len(x) >= checked + ASKED_EVERY:
                 checked = len(x)
                 what = f"the values of its first {line:,} {self.counted}s"
-                check_fits(self.file, checked * VALUE_BYTES, what)
+                check_fits(Path(self.where), checked * VALUE_BYTES, what)
 
         found = self.truth_of_all(take)
         # One-hot columns take one number per category, other columns one.

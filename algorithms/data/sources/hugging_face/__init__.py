@@ -1,0 +1,1 @@
+"""Data sets that Hugging Face's ``datasets`` saved on disk."""
