@@ -16,20 +16,88 @@ values: they reach the silo's log and its ledger.
 
 import mmap
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import pydantic
+from pydantic import BeforeValidator, Field
 
 from ...errors import LocalError, reason
-from ...files.documents import parse_json, read_bytes
+from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.file_bounds import check_regular, open_regular
 from .rows import AT_ONCE, Rows, texts_of
 
+Form: TypeAlias = Literal["cell", "image", "array", "other"]
+FileT = TypeVar("FileT", bound=Strict)
+
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-MOST_SPLITS = 20  # named in an error
+LONGEST_LIST = 400  # characters of names, in an error
 NO_CLASS = -1  # how datasets writes that a record has no class
 FIX = "write it again, by save_to_disk of datasets"
+
+
+class _SavedFile(Strict):
+    """A JSON file of the library, of which most keys do not matter here."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class _Splits(_SavedFile):
+    """``dataset_dict.json``."""
+
+    splits: tuple[str, ...]
+
+
+class _DataFile(_SavedFile):
+    """A file of records."""
+
+    filename: str
+
+
+class _State(_SavedFile):
+    """``state.json``."""
+
+    files: Annotated[tuple[_DataFile, ...], Field(alias="_data_files", min_length=1)]
+    fingerprint: Annotated[Any, Field(alias="_fingerprint")] = None
+    # Before version 1.6 of the library, which records there are stood in further files.
+    indices: Annotated[Any, Field(alias="_indices_data_files")] = None
+
+
+def _described(own: Any) -> Any:
+    # A column of lists, or of further columns, may have a list here, or their table.
+    return own if isinstance(own, dict) and isinstance(own.get("_type"), str) else {}
+
+
+class _Column(_SavedFile):
+    """What the library says of a column."""
+
+    kind: Annotated[str, Field(alias="_type")] = ""
+    names: Any = ()
+
+
+class _Info(_SavedFile):
+    """``dataset_info.json``."""
+
+    features: dict[str, Annotated[_Column, BeforeValidator(_described)]] | None = None
+
+
+class _ClassLabel(Strict):
+    """A column of class numbers."""
+
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @pydantic.field_validator("names")
+    @classmethod
+    def _distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        stripped = tuple(map(str.strip, names))
+        if len(set(stripped)) != len(stripped):
+            raise ValueError("a class is named twice; name each once")
+        return stripped
 
 
 def saved_folder(folder: Path, split: str | None) -> Path:
@@ -39,38 +107,24 @@ def saved_folder(folder: Path, split: str | None) -> Path:
     """
     if not folder.is_dir():
         raise LocalError(f"{folder}: no such folder; name the one that save_to_disk wrote")
-    found = _splits(folder)
-    if split is None:
-        if found:
-            raise LocalError(f"{folder}: holds splits; name one as split: {_listed(found)}")
-        chosen = folder
-    elif split not in found:
-        known = f"its splits: {_listed(found)}" if found else "it has no splits; leave split out"
-        raise LocalError(f"{folder}: has no split {split!r}; {known}")
-    else:
-        chosen = folder / split
+    known = _splits(folder)
+    if split not in (known or (None,)):
+        say = f"name one of its splits, as split: {listed(known)}"
+        raise LocalError(f"{folder}: {say if known else 'has no splits; leave split out'}")
+    chosen = Path(folder, *filter(None, (split,)))
     if not (chosen / STATE).is_file():
         raise LocalError(f"{chosen}: has no {STATE}, so it is no saved data set; {FIX}")
     return chosen
 
 
-def is_saved(folder: Path) -> bool:
-    """True for the folder of a data set, or of one in splits."""
-    return (folder / STATE).is_file() or (folder / SPLITS).is_file()
-
-
-def _splits(folder: Path) -> list[str]:
+def _splits(folder: Path) -> tuple[str, ...]:
     path = folder / SPLITS
-    if not path.is_file():
-        return []
-    found = _document(path).get("splits")
-    if not _are_texts(found):
-        raise LocalError(f"{path}: has no list of splits; {FIX}")
-    return list(found)
+    return _read(path, _Splits).splits if path.is_file() else ()
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:MOST_SPLITS]) + (" …" if len(names) > MOST_SPLITS else "")
+def listed(names: Collection[str]) -> str:
+    """Names in a line of bounded length."""
+    return shorten(", ".join(names), LONGEST_LIST, placeholder=" …")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,38 +151,46 @@ class SavedSet:
 
     def held(self, name: str) -> str:
         """The type of a column's values, in words of the library and of Arrow."""
-        kind = self.kinds.get(name, "")
-        own = str(_stored(self._table.schema.field(name).type))
-        return own if kind in ("", "Value") else f"{kind}, {own}"
+        return ", ".join(filter(None, (self.kinds.get(name), str(self._stored(name)))))
 
-    def is_plain(self, name: str) -> bool:
-        """True for numbers, texts, dates and classes, which a cell of a table can hold."""
-        return _is_plain(_stored(self._table.schema.field(name).type))
+    def form(self, name: str) -> Form:
+        """What a column can be used for.
 
-    def is_image(self, name: str) -> bool:
-        """True for images: their bytes, alone or next to a path."""
-        return _is_image(_stored(self._table.schema.field(name).type))
-
-    def is_list(self, name: str) -> bool:
-        """True for lists, of one shape or not."""
+        A cell of a table is a number, a text, a date or a class. An image is its bytes, alone or
+        next to a path. An array is a list, of one length or not.
+        """
+        import pyarrow as pa  # noqa: PLC0415
         from pyarrow import types  # noqa: PLC0415
 
-        kind = _stored(self._table.schema.field(name).type)
-        asked = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        return any(known(kind) for known in asked)
+        kind = self._stored(name)
+        is_list = types.is_list(kind) | types.is_large_list(kind) | types.is_fixed_size_list(kind)
+        is_bytes = types.is_binary(kind) | types.is_large_binary(kind)
+        is_image = is_bytes | (kind == pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+        other = types.is_nested(kind) | types.is_fixed_size_binary(kind)
+        forms: tuple[tuple[bool, Form], ...] = (
+            (is_list, "array"),
+            (is_image, "image"),
+            (other, "other"),
+            (True, "cell"),
+        )
+        return next(form for found, form in forms if found)
+
+    def _stored(self, name: str) -> Any:
+        """A column's Arrow type, without the library's own where that is registered."""
+        kind = self._table.schema.field(name).type
+        return getattr(kind, "storage_type", kind)
 
     def pieces(self, name: str) -> list[Any]:
         """A column's Arrow arrays, checked to lie within their file; LocalError for no column."""
         if self.names.count(name) != 1:
             raise LocalError(
-                f"{self.folder}: has no column {name!r}; its columns: {_listed(self.names)}"
+                f"{self.folder}: has no column {name!r}; its columns: {listed(self.names)}"
             )
         with reading(self.folder):
-            found: list[Any] = list(map(_storage, self._table.column(name).chunks))
-            for piece in found:
-                # A damaged offset would be followed out of the file.
-                piece.validate(full=True)
-        return found
+            column = self._table.column(name)
+            # A damaged offset would be followed out of the file.
+            column.validate(full=True)
+            return list(map(_storage, column.chunks))
 
     def rows(self, used: Collection[str], numbered: Collection[str] = ()) -> Rows:
         """The records from 1 on, after the names of all columns as record 0.
@@ -138,36 +200,38 @@ class SavedSet:
         """
         yield 0, self.names
         for name in used:
-            if not self.is_plain(name):
-                raise LocalError(
-                    f"{self.place(name)}: holds {self.held(name)}, and a cell can only be a number,"
-                    " a text, a date or a class; name another column, or write a new one with"
-                    " datasets"
-                )
-            self.pieces(name)
-        number = 0
-        for batch in self._table.to_batches(AT_ONCE):
-            empty = [""] * batch.num_rows
-            columns = [
-                self._cells(name, column, name in numbered) if name in used else empty
-                for name, column in zip(self.names, batch.columns, strict=True)
-            ]
-            for row in zip(*columns, strict=True):
-                number += 1
-                yield number, list(row)
+            self._check_cells(name)
+        lines = partial(self._lines, used, self.class_names.keys() - {*numbered})
+        records = chain.from_iterable(map(lines, self._table.to_batches(AT_ONCE)))
+        yield from enumerate(map(list, records), 1)
 
-    def _cells(self, name: str, column: Any, numbered: bool) -> list[str]:
-        known = self.class_names.get(name)
-        column = _storage(column)
-        if known is None or numbered:
-            return texts_of(self.folder, name, column)
-        classes = dict(enumerate(known)) | dict.fromkeys((None, NO_CLASS), "")
-        found = column.to_pylist()
-        if not classes.keys() >= set(found):
+    def _check_cells(self, name: str) -> None:
+        self.pieces(name)
+        if self.form(name) != "cell":
             raise LocalError(
-                f"{self.place(name)}: has class numbers beyond its {len(known)} class names; {FIX}"
+                f"{self.place(name)}: holds {self.held(name)}, and a cell can only be a number, a"
+                " text, a date or a class; name another column, or write a new one with datasets"
             )
-        return list(map(classes.__getitem__, found))
+
+    def _lines(
+        self, used: Collection[str], named: Collection[str], batch: Any
+    ) -> Iterator[tuple[str, ...]]:
+        """The cells of some records; ``named`` columns have the names of their classes."""
+        columns = dict.fromkeys(self.names, [""] * batch.num_rows)
+        for name in used:
+            reads = self._classes if name in named else partial(texts_of, self.folder)
+            columns[name] = reads(name, _storage(batch.column(name)))
+        return zip(*columns.values(), strict=True)
+
+    def _classes(self, name: str, column: Any) -> list[str]:
+        names = self.class_names[name]
+        known = dict(enumerate(names)) | dict.fromkeys((None, NO_CLASS), "")
+        found = column.to_pylist()
+        if not known.keys() >= set(found):
+            raise LocalError(
+                f"{self.place(name)}: has class numbers beyond its {len(names)} class names; {FIX}"
+            )
+        return list(map(known.__getitem__, found))
 
 
 def open_saved(folder: Path) -> SavedSet:
@@ -182,106 +246,81 @@ def open_saved(folder: Path) -> SavedSet:
             f"{folder}: data sets of Hugging Face are read by pyarrow; pip install"
             " 'staddle[huggingface]'"
         ) from error
-    state, info = _document(folder / STATE), _document(folder / INFO)
-    paths = _data_files(folder, state)
-    features = _features(folder, info)
+
+    # What the library's texts say.
+    state, columns = _read(folder / STATE, _State), _read(folder / INFO, _Info).features or {}
+    if state.indices:
+        raise LocalError(
+            f"{folder / STATE}: its records are chosen by indices, as old versions of datasets"
+            f" wrote them; {FIX}"
+        )
+    kinds = {name: own.kind for name, own in columns.items()}
+    classes = {
+        name: validate({"names": own.names}, _ClassLabel, f"{folder / INFO}, column {name!r}").names
+        for name, own in columns.items()
+        if own.kind == "ClassLabel"
+    }
+
+    # Its records, mapped from files of one schema.
+    paths = [_data_file(folder, own.filename) for own in state.files]
     with reading(folder):
-        tables = [_mapped(path) for path in paths]
+        tables = list(map(_mapped, paths))
         for path, table in zip(paths, tables, strict=True):
-            if not table.schema.equals(tables[0].schema):
-                raise LocalError(f"{path}: has other columns than {paths[0].name}; {FIX}")
+            _check_alike(path, table.schema, tables[0].schema)
         whole = pa.concat_tables(tables)
-    identity = [state.get("_fingerprint"), *((path.name, path.stat().st_size) for path in paths)]
-    kinds = {name: str(own.get("_type", "")) for name, own in features.items()}
-    labels = {name: own for name, own in features.items() if kinds[name] == "ClassLabel"}
-    classes = {name: _class_names(folder, name, own) for name, own in labels.items()}
-    return SavedSet(folder, kinds, classes, repr(identity), whole)
+    # Paths differ from machine to machine, so sizes stand for the files.
+    sizes = [(path.name, path.stat().st_size) for path in paths]
+    return SavedSet(folder, kinds, classes, f"{state.fingerprint} {sizes}", whole)
 
 
 def inside(folder: Path, text: str) -> Path | None:
     """The regular file of a path in a folder; None where there is none, or it lies elsewhere."""
     # A text may be no path at all, or too long for one.
-    try:
+    with suppress(OSError, ValueError):
         path = (folder / text).resolve()
-        found = folder.resolve() in path.parents and path.is_file()
-    except (OSError, ValueError):
-        return None
-    return path if found else None
+        if path.is_file() & (folder.resolve() in path.parents):
+            return path
+    return None
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """LocalError, which names the folder, in place of what pyarrow and the system raise."""
-    from pyarrow import ArrowException  # noqa: PLC0415
+    from pyarrow import lib  # noqa: PLC0415
 
+    # All but ArrowMemoryError, which is no fault of the files.
+    damaged = (
+        *(lib.ArrowInvalid, lib.ArrowKeyError, lib.ArrowTypeError, lib.ArrowIndexError),
+        *(lib.ArrowNotImplementedError, lib.ArrowSerializationError, lib.ArrowCapacityError),
+    )
     try:
         yield
-    # First, since pyarrow has an own one.
-    except MemoryError:
-        raise
     except OSError as error:
-        raise LocalError(f"{folder}: cannot read it: {reason(error)}") from error
+        raise LocalError(f"{folder}: cannot read it: {reason(error)}; {FIX}") from error
     # Without its text, which may have a value.
-    except ArrowException as error:
+    except damaged as error:
         what = type(error).__name__
         raise LocalError(f"{folder}: its Arrow files are damaged: {what}; {FIX}") from None
 
 
-def _document(path: Path) -> dict[str, Any]:
-    with _present(path):
-        check_regular(path)
-    found = parse_json(read_bytes(path), str(path))
-    if not isinstance(found, dict):
-        raise LocalError(f"{path}: holds no table; {FIX}")
-    return found
-
-
-@contextmanager
-def _present(path: Path) -> Iterator[None]:
+def _read(path: Path, model: type[FileT]) -> FileT:
     try:
-        yield
+        check_regular(path)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}; {FIX}") from error
+    return validate(parse_json(read_bytes(path), str(path)), model, str(path))
 
 
-def _are_texts(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+def _data_file(folder: Path, name: str) -> Path:
+    if inside(folder, name) is None:
+        shown = shorten(name, LONGEST_LIST)
+        raise LocalError(f"{folder / STATE}: names {shown!r}, no file in the folder; {FIX}")
+    return folder / name
 
 
-def _data_files(folder: Path, state: Mapping[str, Any]) -> list[Path]:
-    """The data set's Arrow files in their order."""
-    entries = state.get("_data_files")
-    known = [own for own in entries if isinstance(own, dict)] if isinstance(entries, list) else []
-    named = [own.get("filename") for own in known]
-    if not named or len(named) != len(entries or ()) or not _are_texts(named):
-        raise LocalError(f"{folder / STATE}: names no data files; {FIX}")
-    # Before version 1.6 of the library, which records there are stood in further files.
-    if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
-        raise LocalError(
-            f"{folder / STATE}: its records are chosen by indices, as old versions of datasets"
-            f" wrote them; {FIX}"
-        )
-    for name in named:
-        if inside(folder, name) is None:
-            raise LocalError(f"{folder / STATE}: names {name!r}, no file in the folder; {FIX}")
-    return [folder / name for name in named]
-
-
-def _features(folder: Path, info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The library's description of each column; without one, only its Arrow type is known."""
-    found = info.get("features") or {}
-    if not isinstance(found, dict):
-        raise LocalError(f"{folder / INFO}: its features are no table; {FIX}")
-    return {name: own for name, own in found.items() if isinstance(own, dict)}
-
-
-def _class_names(folder: Path, column: str, own: Mapping[str, Any]) -> tuple[str, ...]:
-    names = own.get("names")
-    if not names or not _are_texts(names) or len(set(names)) != len(names):
-        raise LocalError(
-            f"{folder / INFO}: ClassLabel {column!r} has no names, or one of them twice; {FIX}"
-        )
-    return tuple(map(str.strip, names))
+def _check_alike(path: Path, schema: Any, first: Any) -> None:
+    if not schema.equals(first):
+        raise LocalError(f"{path}: has other columns than the data set's first file; {FIX}")
 
 
 def _mapped(path: Path) -> Any:
@@ -297,32 +336,5 @@ def _mapped(path: Path) -> Any:
         return stream.read_all()
 
 
-def _stored(kind: Any) -> Any:
-    """The Arrow type that values are stored as, also where the library's own is registered."""
-    return getattr(kind, "storage_type", kind)
-
-
 def _storage(array: Any) -> Any:
     return getattr(array, "storage", array)
-
-
-def _is_plain(kind: Any) -> bool:
-    from pyarrow import types  # noqa: PLC0415
-
-    return not (types.is_nested(kind) or _is_bytes(kind))
-
-
-def _is_bytes(kind: Any) -> bool:
-    from pyarrow import types  # noqa: PLC0415
-
-    asked = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    return any(known(kind) for known in asked)
-
-
-def _is_image(kind: Any) -> bool:
-    from pyarrow import types  # noqa: PLC0415
-
-    if not types.is_struct(kind):
-        return _is_bytes(kind)
-    fields = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
-    return "bytes" in fields and _is_bytes(fields["bytes"])

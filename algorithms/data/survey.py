@@ -7,7 +7,7 @@ It is for the people who hold the file: what is shown stays with them. The sourc
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -164,27 +164,22 @@ def survey(
 
     LocalError for a file or folder that cannot be read at all.
     """
-    if split is not None or path.is_dir():
+    if path.is_dir() | (split is not None):
         return _survey_saved(open_saved(saved_folder(path, split)))
     with rows_of(path, delimiter, encoding) as rows:
         return _read(rows, decimal)
 
 
 def _survey_saved(saved: SavedSet) -> TableSurvey:
-    plain = list(filter(saved.is_plain, saved.names))
-    found = _read(saved.rows(plain), ".")
+    forms = dict(zip(saved.names, map(saved.form, saved.names), strict=True))
+    found = _read(saved.rows([name for name, form in forms.items() if form == "cell"]), ".")
     for column in found.columns:
         column.known = saved.class_names.get(column.name, ())
-        if column.name not in plain:
+        form = forms[column.name]
+        if form != "cell":
             column.missing.clear()
-            column.held = _kind_of(saved, column.name), saved.held(column.name)
+            column.held = form, saved.held(column.name)
     return found
-
-
-def _kind_of(saved: SavedSet, name: str) -> Kind:
-    """What a column holds that has no cells."""
-    asked: dict[Kind, Callable[[str], bool]] = {"image": saved.is_image, "array": saved.is_list}
-    return next((kind for kind, known in asked.items() if known(name)), "other")
 
 
 def _read(rows: Rows, decimal: Decimal) -> TableSurvey:

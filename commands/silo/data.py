@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -257,12 +258,11 @@ def _other_form(
     found: TableSurvey, features: Sequence[Feature], contract: Contract
 ) -> dict[str, str]:
     """The column of images, or else of arrays, where a model is to take that."""
-    first = {column.kind: column.name for column in reversed(found.columns)}
-    if "image" in first and not contract.features:
-        return {"image": first["image"]}
-    if "array" in first and not features:
-        return {"array": first["array"]}
-    return {}
+    asked = {"image": contract.features, "array": features}
+    free = {key for key, taken in asked.items() if not taken}
+    columns = [(column.kind, column.name) for column in found.columns if column.kind in free]
+    # The first one, images before arrays.
+    return dict(sorted(columns, key=itemgetter(0), reverse=True)[:1])
 
 
 def _of_classes(classes: Sequence[str], contract: Contract) -> dict[str, Any]:

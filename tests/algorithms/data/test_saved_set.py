@@ -1,18 +1,22 @@
 """Folders that ``save_to_disk`` writes, and folders that are none."""
 
-import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from support.refusals import refused
 from support.saved_sets import label, save
 
 from staddle.algorithms.data import saved_set
 from staddle.algorithms.data.saved_set import inside, open_saved, saved_folder
+from staddle.algorithms.data.sources.hugging_face.source import HuggingFace
 from staddle.errors import LocalError
+
+WRITTEN = Path(__file__).parent / "saved_by_datasets"
 
 COLUMNS = {
     "age": pa.array([63, None, 5, 7], pa.int8()),
@@ -62,17 +66,17 @@ def test_a_split_is_named_where_there_are_several(saved, tmp_path):
     assert saved_folder(both, "train") == both / "train"
     assert saved_folder(saved, None) == saved
     for folder, split, said in (
-        (both, None, r"both: holds splits; name one as split: train, test, gone"),
-        (both, "dev", r"both: has no split 'dev'; its splits: train, test, gone"),
+        (both, None, r"both: name one of its splits, as split: train, test, gone"),
+        (both, "dev", r"both: name one of its splits, as split: train, test, gone"),
         (both, "gone", r"both/gone: has no state\.json, so it is no saved data set"),
-        (saved, "train", r"set: has no split 'train'; it has no splits; leave split out"),
+        (saved, "train", r"set: has no splits; leave split out"),
         (tmp_path, None, r"has no state\.json, so it is no saved data set; write it again"),
         (tmp_path / "no", None, r"no: no such folder"),
     ):
         with refused(said):
             saved_folder(folder, split)
     (both / "dataset_dict.json").write_text('{"splits": 3}')
-    with refused(r"dataset_dict\.json: has no list of splits"):
+    with refused(r"dataset_dict\.json: splits = 3: give a list"):
         saved_folder(both, "train")
 
 
@@ -82,21 +86,23 @@ STATE = "data-00000-of-00001.arrow"
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("state.json", "[]", r"state\.json: holds no table"),
+        ("state.json", "[]", r"state\.json: give a table"),
         ("state.json", "{", r"state\.json: not valid JSON"),
-        ("state.json", "{}", r"state\.json: names no data files"),
-        ("state.json", '{"_data_files": 3}', r"state\.json: names no data files"),
-        ("state.json", '{"_data_files": [3]}', r"state\.json: names no data files"),
-        ("state.json", '{"_data_files": [{"filename": 3}]}', r"state\.json: names no data files"),
+        ("state.json", "{}", r"state\.json: missing key '_data_files'"),
+        ("state.json", '{"_data_files": 3}', r"state\.json: _data_files = 3: give a list"),
+        ("state.json", '{"_data_files": [3]}', r"_data_files\.0 = 3: give a table"),
+        ("state.json", '{"_data_files": [{"filename": 3}]}',
+            r"_data_files\.0\.filename = 3: give a text"),
         ("state.json", '{"_data_files": [{"filename": "../a"}]}', r"no file in the folder"),
         ("state.json", '{"_data_files": [{"filename": "/etc/hosts"}]}', r"no file in the folder"),
         ("state.json", '{"_data_files": [{"filename": "http://a"}]}', r"no file in the folder"),
         ("state.json", '{"_data_files": [{"filename": "%s"}]}' % ("a" * 9999), "no file in the"),
         ("state.json", '{"_data_files": [{"filename": "\\u0000"}]}', r"no file in the folder"),
-        ("dataset_info.json", '{"features": [1]}', r"its features are no table"),
-        ("dataset_info.json", '{"features": {"y": {"_type": "ClassLabel"}}}', r"has no names, or"),
+        ("dataset_info.json", '{"features": [1]}', r"features: give a table"),
+        ("dataset_info.json", '{"features": {"y": {"_type": "ClassLabel"}}}',
+            "column 'y': names: give a list of 1"),
         ("dataset_info.json", '{"features": {"y": {"_type": "ClassLabel", "names": ["a", "a"]}}}',
-            r"ClassLabel 'y' has no names, or one of them twice"),
+            r"info\.json, column 'y': names: a class is named twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_its_texts_is_named(tmp_path, file, text, said):
@@ -131,7 +137,7 @@ def test_a_missing_file_a_fifo_and_a_link_to_elsewhere_are_refused(tmp_path):
 def test_files_of_other_columns_are_told(saved, tmp_path):
     other = save(tmp_path / "other", {"age": ["x"]})
     (saved / "data-00001-of-00002.arrow").write_bytes((other / STATE).read_bytes())
-    with refused(r"data-00001-of-00002\.arrow: has other columns than data-00000-of-00002"):
+    with refused(r"data-00001-of-00002\.arrow: has other columns than the data set's first"):
         open_saved(saved)
 
 
@@ -173,7 +179,7 @@ def test_nothing_is_unpickled(tmp_path):
     })  # fmt: skip
     table = pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field]))
     found = open_saved(save(tmp_path / "s", table))
-    assert found.is_list("x")
+    assert found.form("x") == "array"
     assert found.pieces("x")[0].to_pylist() == [[1.0], [2.0]]
     assert not marks.exists()
 
@@ -184,25 +190,25 @@ def test_without_pyarrow_it_says_what_to_install(saved, monkeypatch):
         open_saved(saved)
 
 
-def test_what_the_library_writes_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({
-        "age": datasets.Value("int32"), "sex": datasets.ClassLabel(names=["f", "m"]),
-        "grid": datasets.Array2D((2, 2), "float32"), "image": datasets.Image(),
-    })  # fmt: skip
-    columns = {"age": [1, 2, 3], "sex": [1, 0, -1], "grid": np.ones((3, 2, 2), np.float32)}
-    image = np.zeros((2, 3), np.uint8)
-    made = datasets.Dataset.from_dict({**columns, "image": [image] * 3}, features=features)
-    made.select([2, 0]).with_format("numpy", columns=["age"]).save_to_disk(tmp_path / "s")
-    split = datasets.DatasetDict({"train": made})
-    split.save_to_disk(tmp_path / "d", num_shards={"train": 2})
-    one, whole = open_saved(tmp_path / "s"), open_saved(saved_folder(tmp_path / "d", "train"))
-    assert [row[:2] for _, row in one.rows(["age", "sex"])][1:] == [["3", ""], ["1", "m"]]
-    assert (len(whole), whole.class_names) == (3, {"sex": ("f", "m")})
-    assert [whole.is_plain(name) for name in whole.names] == [True, True, False, False]
-    assert whole.is_list("grid")
-    assert whole.is_image("image")
+def test_what_the_library_writes_is_read():
+    """The folder was written by ``DatasetDict.save_to_disk`` of datasets 5.2.0.
+
+    Split ``chosen`` was made by ``select([3, 2, 1])``, with a format that shows ``age`` alone.
+    """
+    whole, chosen = (open_saved(saved_folder(WRITTEN, name)) for name in ("train", "chosen"))
+    expected = [["63", "m", "2024-02-01"], ["41", "f", "2024-02-02"], ["", "", "2024-02-03"],
+                ["70", "m", "2024-02-04"]]  # fmt: skip
+    used = ["age", "sex", "seen"]
+    assert [row[:3] for _, row in whole.rows(used)][1:] == expected
+    assert [row[:3] for _, row in chosen.rows(used)][1:] == expected[:0:-1]
+    assert whole.class_names == {"sex": ("f", "m"), "ill": ("no", "yes")}
+    forms = ["cell", "cell", "cell", "array", "array", "image", "cell"]
+    assert list(map(whole.form, whole.names)) == forms
     assert whole.held("image") == "Image, struct<bytes: binary, path: string>"
-    files = {path.name for path in (tmp_path / "s").iterdir()}
-    assert files == {"state.json", "dataset_info.json", STATE}
-    assert json.loads((tmp_path / "s" / "state.json").read_text())["_format_columns"] == ["age"]
+    given = {"kind": "huggingface", "folder": WRITTEN, "split": "train", "label": "ill"}
+    grid = HuggingFace(**given, array="grid").read()
+    assert torch.equal(grid.x, torch.arange(16.0).reshape(4, 2, 2))
+    assert HuggingFace(**given, array="tokens").read().x[1].tolist() == [4, 5, 6]
+    images = HuggingFace(**given, image="image").read_at((1, 2, 3))
+    assert (images.x[:, 0, 1, 1] * 255).round().tolist() == [0, 1, 2, 3]
+    assert (images.y.tolist(), images.class_names) == ([1, 0, 0, 1], ("no", "yes"))

@@ -6,6 +6,7 @@ import tomllib
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from support import saved_sets
 from support.jobs import make_job
 from typer.testing import CliRunner
 
@@ -238,3 +239,47 @@ def test_a_parquet_file_is_drafted_as_one(tmp_path):
     assert "50.0%" in result.output
     data = KINDS["parquet"](**table, missing={"age": 60}).read()
     assert data.x.flatten().tolist() == [63.5, 60]
+
+
+def test_a_saved_data_set_is_shown_and_drafted(tmp_path):
+    columns = {
+        "patient": [1, 2, 3],
+        "sex": [0, 1, 1],
+        "age": [63.0, None, 40.0],
+        "codes": [[1], [2], [3]],
+        "seen": pa.array([{"a": 1}] * 3),
+        "ill": [1, 1, 0],
+    }
+    features = {"sex": saved_sets.label("f", "m", "x"), "ill": saved_sets.label("no", "yes")}
+    save = saved_sets.save
+    save(tmp_path / "d" / "train", columns, features)
+    save(tmp_path / "d" / "scans", columns | {"scan": saved_sets.images([b"x"] * 3)}, features)
+    save(tmp_path / "d" / "texts", {key: columns[key] for key in ("codes", "ill")}, features)
+    splits = '{"splits": ["train", "scans", "texts"]}'
+    (tmp_path / "d" / "dataset_dict.json").write_text(splits)
+
+    def inspect(split, *options, code=0):
+        asked = ["data", "inspect", str(tmp_path / "d"), "--split", split, "--label", "ill"]
+        result = CliRunner().invoke(app, [*asked, *options])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    output = inspect("train", "--id", "patient")
+    for part in ("array", "list<item: int64>", "other", "struct<a: int64>", "m 2, f 1", "33.3%"):
+        assert part in output
+    table = draft(output)
+    assert table == {
+        "kind": "huggingface", "folder": str(tmp_path / "d"), "split": "train", "label": "ill",
+        "id": "patient", "classes": ["no", "yes"], "features": ["sex", "age"],
+        "categories": {"sex": ["f", "m", "x"]},
+    }  # fmt: skip
+    data = KINDS["huggingface"].model_validate(table | {"missing": {"age": 50}}).load(None)
+    assert data.x[:, 0, 0].tolist() == [[1, 0, 0, 63], [0, 1, 0, 50], [0, 1, 0, 40]]
+    table = draft(inspect("scans"))
+    assert (table["image"], "features" in table) == ("scan", False)
+    assert draft(inspect("texts"))["array"] == "codes"
+    job = tmp_path / "job.toml"
+    job.write_text(to_toml({"features": [{"name": "age", "missing": 25}], "model": MODEL}))
+    assert draft(inspect("scans", "--job", str(job)))["features"] == ["age"]
+    with pytest.raises(LocalError, match=r"d: name one of its splits, as split: train, scans"):
+        CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "d")], catch_exceptions=False)

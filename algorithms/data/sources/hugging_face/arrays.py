@@ -13,6 +13,9 @@ from .....files.file_bounds import check_fits
 from ...dataset import MOST_TOKENS
 from ...saved_set import SavedSet, reading
 
+DECIMALS = (np.float16, np.float32, np.float64)
+# Pixels of 8 bits are no tokens.
+TOKENS = (np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
 VALUE_BYTES = 16  # per number: as it is, float32, and float32 of each side of the split
 
 
@@ -22,7 +25,7 @@ def read_arrays(found: SavedSet, column: str) -> Tensor:
     LocalError, which names the column and its type, for values that are none.
     """
     pieces = list(filter(len, found.pieces(column)))
-    if not found.is_list(column):
+    if found.form(column) != "array":
         raise LocalError(
             f"{found.place(column)}: holds {found.held(column)}, not lists of numbers; name it in"
             " data.features or data.image, or name another column"
@@ -64,14 +67,13 @@ def _numbers(found: SavedSet, column: str, piece: Any) -> NDArray[Any]:
     while hasattr(values, "value_lengths"):
         values = values.flatten()
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    whole = numbers.dtype.kind in "iu"
-    # A missing number would become NaN. Pixels of 8 bits are no tokens.
-    if values.null_count or not (numbers.dtype.kind == "f" or (whole and numbers.itemsize > 1)):
+    # A missing number would become NaN.
+    if values.null_count or numbers.dtype not in (*DECIMALS, *TOKENS):
         raise LocalError(
             f"{found.place(column)}: holds {found.held(column)}, or a number is missing; give"
             " float32, or tokens as int32; divide pixels of 8 bits by 255, or save an Image column"
         )
-    if whole and np.abs(numbers).max(initial=0) > MOST_TOKENS:
+    if numbers.dtype in TOKENS and np.abs(numbers).max(initial=0) > MOST_TOKENS:
         raise LocalError(
             f"{found.place(column)}: has whole numbers beyond {MOST_TOKENS:,}, which float32 does"
             " not hold; number the tokens from 0"

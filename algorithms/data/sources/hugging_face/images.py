@@ -1,5 +1,6 @@
 """A column of images, PNG or JPEG: their bytes, or paths of files in the data set's folder."""
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,19 @@ class ColumnImages:
     ) -> None:
         self._table, self._folder, self._column = table, folder, column
         self._shape, self._resize = shape, resize
-        self._pieces = open_saved(folder).pieces(column)
-        self._ends = np.cumsum([len(piece) for piece in self._pieces])
+        self._pieces = list(map(_parts, open_saved(folder).pieces(column)))
+        self._ends = np.cumsum(list(map(len, map(itemgetter(0), self._pieces))))
 
     def __call__(self, place: int) -> tuple[Tensor]:
         """The image at a place, [channels, height, width]."""
         piece = int(np.searchsorted(self._ends, place, side="right"))
-        start = self._ends[piece] - len(self._pieces[piece])
-        value = self._pieces[piece][int(place - start)].as_py()
+        held, paths = self._pieces[piece]
+        row = place - int(self._ends[piece]) + len(held)
         where = _place(self._folder, place, self._column)
-        pixels = pictures.read_pixels(
-            where, self._shape, self._resize, _bytes_of(self._folder, where, value)
-        )
+        data = held[row].as_py()
+        if data is None:
+            data = _read(where, _file_of(self._folder, where, paths[row].as_py()))
+        pixels = pictures.read_pixels(where, self._shape, self._resize, data)
         record = torch.from_numpy(np.array(pixels))[None]
         return (self._table.normalised(record, self._table.where)[0],)
 
@@ -43,19 +45,29 @@ class ColumnImages:
 def check_images(found: SavedSet, column: str) -> None:
     """LocalError unless a column has an image in each record; no image is decoded."""
     pieces = found.pieces(column)
-    if not found.is_image(column):
+    if found.form(column) != "image":
         raise LocalError(
             f"{found.place(column)}: holds {found.held(column)}, not images; name a column of type"
             " Image, or make one by cast_column of datasets and save it"
         )
     start = 0
-    for piece in pieces:
+    for held, paths in map(_parts, pieces):
         # Most images are bytes; files are looked for only where these are missing.
-        held = piece.field("bytes") if hasattr(piece, "field") else piece
-        for row in np.flatnonzero(_missing(held) | _missing(piece)).tolist():
-            value = piece[row].as_py()
-            _file_of(found.folder, _place(found.folder, start + row, column), value)
-        start += len(piece)
+        missing: NDArray[np.bool_] = held.is_null().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(missing).tolist():
+            where = _place(found.folder, start + row, column)
+            _file_of(found.folder, where, paths[row].as_py())
+        start += len(held)
+
+
+def _parts(piece: Any) -> tuple[Any, Any]:
+    """Bytes and paths of images, of which either may be missing."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if not pa.types.is_struct(piece.type):
+        return piece, pa.nulls(len(piece))
+    held, paths = piece.flatten()
+    return held, paths
 
 
 def _place(folder: Path, place: int, column: str) -> Path:
@@ -63,12 +75,7 @@ def _place(folder: Path, place: int, column: str) -> Path:
     return Path(f"{folder}, record {place + 1}, column {column!r}")
 
 
-def _bytes_of(folder: Path, where: Path, value: Any) -> bytes:
-    """The bytes of an image, or of the file in the folder that it names."""
-    held: bytes | None = value.get("bytes") if isinstance(value, dict) else value
-    if held is not None:
-        return held
-    path = _file_of(folder, where, value)
+def _read(where: Path, path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             check_fits(path, path.stat().st_size, "the image's file")
@@ -77,9 +84,9 @@ def _bytes_of(folder: Path, where: Path, value: Any) -> bytes:
         raise LocalError(f"{where}: cannot read its file: {reason(error)}") from error
 
 
-def _file_of(folder: Path, where: Path, value: Any) -> Path:
-    text = value.get("path") if isinstance(value, dict) else None
-    path = inside(folder, text) if text else None
+def _file_of(folder: Path, where: Path, text: str | None) -> Path:
+    """The file in the folder that holds an image whose bytes are missing."""
+    path = inside(folder, text or "")
     # An address, or a path to elsewhere, is whatever those who wrote the data set chose.
     if path is None:
         raise LocalError(
@@ -88,8 +95,3 @@ def _file_of(folder: Path, where: Path, value: Any) -> Path:
             " record out"
         )
     return path
-
-
-def _missing(array: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
-    return found

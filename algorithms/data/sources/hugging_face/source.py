@@ -32,10 +32,10 @@ from .arrays import read_arrays
 from .images import ColumnImages, check_images
 
 # What a model takes, and the keys that are of that alone.
-FORMS = {
-    "features": ("categories", "center", "scale", "missing", "missing_marks", "dates", "units"),
-    "image": ("mean", "std", "resize", "lazy", "workers"),
-    "array": (),
+FORMS: dict[str, set[str]] = {
+    "features": {"categories", "center", "scale", "missing", "missing_marks", "dates", "units"},
+    "image": {"mean", "std", "resize", "lazy", "workers"},
+    "array": set(),
 }
 
 
@@ -60,23 +60,24 @@ class HuggingFace(Table, Pixels, OneByOne):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _one_form(cls, table: dict[str, Any]) -> dict[str, Any]:
-        named = [form for form in FORMS if table.get(form)]
+        named = list(filter(table.get, FORMS))
         if len(named) != 1:
             raise ValueError(
                 "name what a model takes: features, the columns of a table, or else image or array,"
                 " one column"
             )
-        others = {key: form for form in FORMS.keys() - named for key in FORMS[form]}
-        if odd := sorted(table.keys() & others.keys()):
+        form = named[0]
+        if odd := sorted(table.keys() & set().union(*FORMS.values()) - FORMS[form]):
             raise ValueError(
-                f"{odd[0]} goes with {others[odd[0]]}, and {named[0]} is named here; leave it out"
+                f"{odd[0]} does not go with {form}; leave it out, or name another column that a"
+                " model takes"
             )
         return table
 
     @property
     def path(self) -> Path:
         """The folder of the split."""
-        return self.folder / (self.split or "")
+        return Path(self.folder, *filter(None, (self.split,)))
 
     @property
     def title(self) -> str:
@@ -93,7 +94,7 @@ class HuggingFace(Table, Pixels, OneByOne):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The features, or the column of what a model takes."""
-        return self.features or tuple(filter(None, (self.image, self.array)))
+        return (*self.features, *filter(None, (self.image, self.array)))
 
     @property
     def needs_model(self) -> bool:
@@ -110,16 +111,17 @@ class HuggingFace(Table, Pixels, OneByOne):
         found = self._opened()
         wanted = (*self.features, *self.truths, *self._named_columns())
         # 0 and 1, and the numbers of a regression, are no names.
-        numbered = [name for name in self.truths if name != self.label]
-        yield found.rows([name for name in wanted if name in found.names], numbered)
+        numbered = (*self.labels, *self.survival, *filter(None, (self.target,)))
+        # A column that is missing is told by whoever looks for it in the names.
+        yield found.rows(list(filter({*found.names}.__contains__, wanted)), numbered)
 
     def _opened(self) -> SavedSet:
         return open_saved(saved_folder(self.folder, self.split))
 
     def _classed(self, found: SavedSet) -> Self:
         """The table with the classes of a ClassLabel, where it declares none itself."""
-        names = found.class_names.get(self.label or "")
-        return self if self.classes or not names else self.model_copy(update={"classes": names})
+        classes = self.classes or found.class_names.get(self.label or "")
+        return self.model_copy(update={"classes": classes})
 
     def read(self) -> Dataset:
         """Records of a table [1, 1, numbers], or arrays as they are; LocalError for images."""
@@ -137,8 +139,7 @@ class HuggingFace(Table, Pixels, OneByOne):
     def read_at(self, shape: Shape) -> Dataset:
         """Images in the size that a model takes; arrays with sides of 1 in front as it has them."""
         if self.image is None:
-            data = self.read()
-            return _sided(data, shape) if self.array else data
+            return _sided(self.read(), shape)
         pictures.check_shape(self.path, shape)
         found = self._opened()
         table = self._classed(found)

@@ -101,9 +101,9 @@ def test_what_cannot_be_a_cell_is_named_with_its_type(table):
     [
         ({"features": []}, "name what a model takes: features, the columns of a table, or else"),
         ({"image": "scan"}, "name what a model takes: features, the columns of a table, or else"),
-        ({"resize": True}, "resize goes with image, and features is named here; leave it out"),
-        ({"lazy": True}, "lazy goes with image, and features is named here; leave it out"),
-        ({"features": [], "array": "scan"}, "categories goes with features, and array is named"),
+        ({"resize": True}, "resize does not go with features; leave it out, or name another"),
+        ({"lazy": True}, "lazy does not go with features; leave it out, or name another"),
+        ({"features": [], "array": "scan"}, "categories does not go with array; leave it out"),
         ({"split": "../set"}, "split = '../set'"),
         ({"label": "sex"}, "'sex' is listed twice"),
     ],
@@ -123,9 +123,9 @@ def test_a_split_is_a_place_and_a_name_of_its_own(table, tmp_path):
     assert source.lacking() is None
     assert len(source.read()) == len(COLUMNS["age"])
     assert table().title == "set"
-    with refused("d: has no split 'test'; its splits: train"):
+    with refused("d: name one of its splits, as split: train"):
         table(folder=tmp_path / "d", split="test").check_present()
-    with refused("d: holds splits; name one as split: train"):
+    with refused("d: name one of its splits, as split: train"):
         table(folder=tmp_path / "d").check_present()
     assert table(folder="d", split="no").below(tmp_path).lacking() == str(tmp_path / "d" / "no")
 
