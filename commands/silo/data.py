@@ -205,14 +205,15 @@ def _draft(
 ) -> str:
     """The silo's [data] table: by the job's features, or by the columns that can be some."""
     kind, key = _source_of(file)
-    table: dict[str, Any] = {"kind": kind, key: str(file), truth.key: truth.entry()}
-    if record_id:
-        table["id"] = record_id
-    # How the file is written, where that is another way than by default.
+    table: dict[str, Any] = {"kind": kind, key: str(file)}
+    # How it is written, where that is another way than by default.
     fields = KINDS[kind].model_fields
     table |= {
         key: said for key, said in form.items() if key in fields and said != fields[key].default
     }
+    table[truth.key] = truth.entry()
+    if record_id:
+        table["id"] = record_id
     if truth.key == "label":
         table |= _of_classes(_classes(found[truth.columns[0]]), contract)
     comment = "# A draft; the order of classes and of features has to be that of the job."

@@ -12,6 +12,7 @@ from PIL import Image
 from support.jobs import make_job
 from support.ledgers import first, write_privacy_head, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
+from support.saved_sets import images, label, png, save
 from support.signed_federation import job_document
 from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
@@ -195,6 +196,22 @@ def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation,
     found = told('kind = "images"\nfolder = "scans"\n')
     assert found.ok
     assert f"{folder}/scans: 2 files of images, 2 classes; --job JOB.json reads" in found.text
+
+    # A saved data set of Hugging Face needs a job for its images alone.
+    held = {"scan": images([png(0), png(1)]), "age": [3, 4], "y": [0, 1]}
+    save(folder / "saved" / "train", held, {"y": label("a", "b")})
+    (folder / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    saved = 'kind = "huggingface"\nfolder = "saved"\nsplit = "train"\nlabel = "y"\n'
+    found = told(f'{saved}image = "scan"\n')
+    assert f"{folder}/saved/train: 2 images of a saved data set; --job JOB.json" in found.text
+    found = told(f'{saved}image = "age"\n')
+    assert (found.ok, "column 'age': holds int64, not images" in found.text) == (False, True)
+    found = told(f'{saved}features = ["age"]\n')
+    assert found.text.endswith(
+        "saved/train: 2 records of shape [1, 1, 1], 2 classes, classes named"
+    )
+    found = told(f'{saved.replace("train", "test")}features = ["age"]\n')
+    assert "saved: name one of its splits, as split: train" in found.text
 
 
 def test_what_the_agent_would_not_start_with_is_told(federation, config, look):

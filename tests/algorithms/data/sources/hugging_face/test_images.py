@@ -95,6 +95,9 @@ def test_a_missing_image_and_a_damaged_one_are_named(table):
         with refused("record 2, column 'image': cannot read it as PNG or JPEG: ") as told:
             table([png(0), data]).read_at(SHAPE)
         assert "BytesIO" not in str(told.value)
+    # Lazy images are not read, but one that is not there shows at once.
+    with refused("record 1, column 'image': holds no image, nor"):
+        table(["gone.png", png(0)], lazy=True).read_at(SHAPE)
     lazy = table([png(0), b"x"], lazy=True).read_at(SHAPE)
     with refused("record 2, column 'image': cannot read it as PNG or JPEG"):
         lazy.x.whole()
