@@ -140,7 +140,8 @@ def _truth(given: Mapping[Key, Any]) -> _Truth:
     if len(asked) > 1:
         options = " and ".join(f"--{key}" for key in asked)
         raise LocalError(f"{options}: give one of them, as the job's task needs it")
-    key, value = next(iter(asked.items()), ("label", ()))
+    nothing: tuple[Key, Any] = ("label", ())
+    key, value = next(iter(asked.items()), nothing)
     return _Truth(key, (value,) if isinstance(value, str) else tuple(value))
 
 

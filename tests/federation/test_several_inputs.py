@@ -1,4 +1,4 @@
-"""Records of several inputs: real processes, real TLS; plain, blind and private."""
+"""Records of several inputs: real processes, real TLS; plain, blind with adapters, private."""
 
 import pytest
 from federation.keyed import TIMING
@@ -10,6 +10,7 @@ from staddle.security.blind.sum import Quantised
 
 SILOS = ("north", "east", "south", "west")
 BLIND = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
+ADAPTED = {**WARD, "lora": {"rank": 2, "targets": ["mix"]}}
 PRIVATE = {
     "epsilon": 50.0,
     "delta": 1e-5,
@@ -25,10 +26,10 @@ def test_a_federation_is_its_simulation(start, document):
     running.data = {silo: wards(160 + 7 * i, i) for i, silo in enumerate(SILOS)}
     own = {"rounds": 2, "min_cohort": 3}
     jobs = [
-        running.job({**document(name, SILOS, **own, **table), "model": WARD})
+        running.job({**document(name, SILOS, **own), "model": WARD, **table})
         for name, table in (
             ("plain", {}),
-            ("blind", {"security": BLIND}),
+            ("blind", {"security": BLIND, "model": ADAPTED}),
             ("private", {"privacy": PRIVATE}),
         )
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .....errors import LocalError
 from .....files.file_bounds import check_fits
-from ...dataset import MOST_TOKENS
+from ....models.inputs import MOST_TOKENS
 from ...saved_set import SavedSet, reading
 
 DECIMALS = (np.float16, np.float32, np.float64)
