@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path, PurePosixPath
 from traceback import TracebackException
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LocalError, StaddleError, reason
 from .documents import canonical_json
@@ -27,8 +27,23 @@ from .documents import canonical_json
 # Part of the interface with other packages: their pyproject.toml names them.
 METHODS, MODELS, TASKS = "staddle.methods", "staddle.models", "staddle.tasks"  # entry points
 DATASETS = "staddle.datasets"
+MONAI = "monai:"  # a job names its networks as monai:UNet
 COMPILED = "__pycache__"  # made from the source, and different on each machine
 LONGEST_WHY = 200  # characters of what another project's error says
+
+
+class Catalogue(NamedTuple):
+    """A package whose module has models, though it names none of them as an entry point."""
+
+    owner: str
+    module: str
+    install: str  # the command
+
+
+# by group and prefix
+CATALOGUES = {
+    (MODELS, MONAI): Catalogue("monai", "monai.networks.nets", "pip install 'staddle[monai]'")
+}
 
 # by package: its digest when it was first asked for
 _FIRST: dict[str, str] = {}
@@ -137,7 +152,25 @@ def digest(entry: EntryPoint) -> str:
 
 
 def _entries(group: str, name: str) -> list[EntryPoint]:
+    if known := _catalogue(group, name):
+        return _declared(name, known)
     return [entry for entry in entry_points(group=group) if entry.name == name]
+
+
+def _catalogue(group: str, name: str) -> Catalogue | None:
+    prefix, colon, _ = name.partition(":")
+    return CATALOGUES.get((group, prefix + colon))
+
+
+def _declared(name: str, known: Catalogue) -> list[EntryPoint]:
+    """The entry point that a package would have; none where the package is not installed."""
+    try:
+        owner = distribution(known.owner)
+    except PackageNotFoundError:
+        return []
+    entry = EntryPoint(name, known.module, MODELS)
+    vars(entry)["dist"] = owner  # as importlib sets it; the type refuses to be written to
+    return [entry]
 
 
 def _owner(entry: EntryPoint) -> tuple[str, str]:
@@ -155,7 +188,8 @@ def _shown(entry: EntryPoint) -> str:
 def _only(group: str, name: str, where: str) -> EntryPoint:
     found = _entries(group, name)
     if not found:
-        raise LocalError(f"{where}: no installed package has it; install the one that does")
+        how = getattr(_catalogue(group, name), "install", "install the one that does")
+        raise LocalError(f"{where}: no installed package has it; {how}")
     if len(found) > 1:
         several = " and ".join(sorted(map(_shown, found)))
         raise LocalError(

@@ -91,7 +91,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("\n".join(["[staddle.models]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
     assert "lung-net" in foreign.names()
-    assert len(jobs) == 6
+    assert len(jobs) == 8
     # as torchvision publishes it: for 1,000 classes, and without the counts of batches
     whole = foreign.builder("torchvision:resnet18")((3, 224, 224), 1000).state_dict()
     published = {n: nn.Parameter(v) for n, v in whole.items() if "num_batches" not in n}
@@ -102,7 +102,9 @@ def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "lung", raising=False)
     taken, sizes = [], []
     for text in jobs:
-        job = make_job("fedper", model=tomllib.loads(text)["model"], folder=tmp_path)
+        model = tomllib.loads(text)["model"]
+        task = {"kind": "segmentation" if model["name"] == "monai:UNet" else "classification"}
+        job = make_job("fedper", model=model, folder=tmp_path, task=task)
         start = job.document().get("start")
         assert job.model.name == "mlp" or start["made_with"].keys() >= {"torch"}
         if job.model.weights is not None:

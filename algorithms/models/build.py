@@ -13,8 +13,9 @@ digest of them (``start_digest``).
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite, prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -28,7 +29,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, closest, validate
-from ...files.packages import others_code
+from ...files.packages import MONAI, others_code
 from ..numerics.frozen import running_statistics
 from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
@@ -46,10 +47,12 @@ from .registry import NETWORKS, Norm, Shape
 MODEL_VERSION = 3
 
 SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
-OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
-Option: TypeAlias = bool | int | float | str | tuple[int, ...]
+OPTION_NAME = r"^[A-Za-z_]\w{0,63}$"
+OptionName = Annotated[str, Field(pattern=OPTION_NAME)]
+Option: TypeAlias = Any  # of the kinds that ``_option`` takes
 NAMING = ("model.class_names", "model.classes")  # of which each has an entry per class
-MOST_OPTIONS = 64  # and numbers of one option
+MOST_OPTIONS = 64  # and entries of one list or table
+DEEPEST_OPTION = 3  # lists and tables within one another
 MOST_INPUTS = 16
 # layers whose parameters ``_draw`` draws
 Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
@@ -66,7 +69,7 @@ class ModelOptions(Strict):
     """
 
     name: str
-    """Of the table, ``torchvision:…``, or of an installed package (foreign.py)."""
+    """Of the table, ``torchvision:…``, ``monai:…``, or of an installed package (foreign.py)."""
     head: Annotated[tuple[SubmoduleName, ...], Field(max_length=64)] | None = None
     """Submodules of a model from outside the table that become the part ``classifier``."""
     options: Annotated[
@@ -99,15 +102,15 @@ class ModelOptions(Strict):
     @pydantic.field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name in NETWORKS or name.startswith(TORCHVISION):
+        if name in NETWORKS or name.startswith((TORCHVISION, MONAI)):
             return name
         known = [*NETWORKS, *foreign.names()]
         if name not in known:
             near = closest(name, known)
             hint = f"did you mean {near!r}? " if near else ""
             raise ValueError(
-                f"no such model; {hint}known: {', '.join(known)}, and torchvision:NAME of"
-                " torchvision.models"
+                f"no such model; {hint}known: {', '.join(known)}, torchvision:NAME of"
+                " torchvision.models and monai:NAME of monai.networks.nets"
             )
         return name
 
@@ -196,10 +199,7 @@ class ModelOptions(Strict):
         if network is not None and network.options is None:
             written.pop("options", None)
         elif "options" in written:
-            written["options"] = {
-                name: {"decimal": repr(value)} if isinstance(value, float) else value
-                for name, value in (self.options or {}).items()
-            }
+            written["options"] = _written_option(self.options or {})
         return written
 
     @pydantic.model_validator(mode="after")
@@ -278,8 +278,10 @@ class ModelOptions(Strict):
         return self
 
 
-def _option(name: str, value: object) -> object:
+def _option(name: str, value: object, depth: int = DEEPEST_OPTION) -> object:
     """An option's value, whether as a person writes it or as a document has it."""
+    inner = partial(_option, name, depth=depth - 1)
+    most = MOST_OPTIONS if depth else 0
     match value:
         case {"decimal": str(text), **rest} if not rest:
             value = float(text[:32])
@@ -292,18 +294,31 @@ def _option(name: str, value: object) -> object:
             raise ValueError(f"{name[:64]} has over {LONGEST_OPTION:,} characters; shorten it")
         case bool() | int() | float() | str():
             return value
-        case [*numbers] if all(map(_is_whole, numbers)) and len(numbers) <= MOST_OPTIONS:
-            return tuple(numbers)
+        case [*entries] if len(entries) <= most:
+            return tuple(map(inner, entries))
+        case dict() if len(value) <= most and all(map(_is_name, value)):
+            return dict(zip(value, map(inner, value.values()), strict=True))
         case _:
             raise ValueError(
-                f"{name[:64]}: give true, false, a number, a text, or up to {MOST_OPTIONS} whole"
-                " numbers"
+                f"{name[:64]}: give true, false, a number, a text, or a list or table of up to"
+                f" {MOST_OPTIONS} of these, {DEEPEST_OPTION} deep at most"
             )
 
 
-def _is_whole(value: object) -> bool:
-    # True and false are of another type.
-    return type(value) is int and abs(value) <= LARGEST_NUMBER
+def _is_name(key: object) -> bool:
+    return re.fullmatch(OPTION_NAME, str(key)) is not None
+
+
+def _written_option(value: Any) -> Any:
+    """An option's value as a document has it."""
+    return WRITTEN.get(type(value), lambda same: same)(value)
+
+
+WRITTEN: dict[type, Callable[[Any], Any]] = {
+    float: lambda value: {"decimal": repr(value)},
+    tuple: lambda value: tuple(map(_written_option, value)),
+    dict: lambda value: dict(zip(value, map(_written_option, value.values()), strict=True)),
+}
 
 
 def input_shape(options: ModelOptions) -> Shape:
@@ -339,11 +354,11 @@ def wanted(options: ModelOptions) -> Foreign | None:
     """The model from outside the table that a job asks for; None for one of the table."""
     if options.name in NETWORKS:
         return None
-    further = tuple(sorted((options.options or {}).items()))
-    spelt = ", ".join(f"{name} = {value!r}" for name, value in further) or "none"
+    further = dict(sorted((options.options or {}).items()))
+    spelt = ", ".join(f"{name} = {value!r}" for name, value in further.items()) or "none"
     shape, head = input_shape(options), options.head or ()
     image, inputs = image_shape(options), options.named_inputs
-    return Foreign(options.name, shape, image, options.width, head, further, spelt, inputs)
+    return Foreign(options.name, shape, image, options.width, head, spelt, further, inputs)
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:

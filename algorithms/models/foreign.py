@@ -1,7 +1,8 @@
 """Models from outside the table: torchvision's builders, and those of installed packages.
 
-``torchvision:resnet50`` names a classifier of ``torchvision.models``. A package of another project
-names its models as entry points, in its own pyproject.toml::
+``torchvision:resnet50`` names a classifier of ``torchvision.models``, ``monai:UNet`` a network of
+MONAI where that is installed (monai_networks.py). A package of another project names its models as
+entry points, in its own pyproject.toml::
 
     [project.entry-points."staddle.models"]
     lung-net = "lung:lung_net"
@@ -23,7 +24,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain
 from math import prod
@@ -46,6 +47,7 @@ from ..exchange.parts import MOST_TENSORS
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
 from .inputs import Inputs, shapes_of, shown, unpacking
+from .monai_networks import monai_builder
 from .registry import Shape
 from .tied import strays, tie
 from .torchvision_import import torchvision
@@ -73,10 +75,10 @@ class TooLargeError(LocalError):
 class Foreign:
     """A model from outside the table, as a job asks for it.
 
-    ``options`` are further arguments of its builder, as pairs of name and value; ``spelt`` is their
-    text, since True, 1 and 1.0 are equal and not the same argument. ``shape`` is that of a record;
-    a model may give outputs for the positions of the ``image``, which is a record as well, or one
-    of its ``inputs``.
+    ``options`` are further arguments of its builder; ``spelt`` is their text, which stands for them
+    where two are compared, since True, 1 and 1.0 are equal and not the same argument. ``shape`` is
+    that of a record; a model may give outputs for the positions of the ``image``, which is a record
+    as well, or one of its ``inputs``.
     """
 
     name: str
@@ -84,14 +86,9 @@ class Foreign:
     image: Shape
     outputs: int
     head: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...] = ()
-    spelt: str = ""
+    spelt: str
+    options: Mapping[str, Any] = field(compare=False)
     inputs: Inputs = ()
-
-    @property
-    def given(self) -> Shape | dict[str, Shape]:
-        """The builder's first argument: a record's shape, or those of its inputs by name."""
-        return shapes_of(self.inputs) or self.shape
 
     @property
     def takes(self) -> str:
@@ -102,6 +99,12 @@ class Foreign:
     def where(self) -> str:
         """The model's name, at the beginning of an error."""
         return f"model {self.name!r}"
+
+    def made_by(self, make: Builder) -> Any:
+        """What a builder makes of it; it has its own copy of the options."""
+        # The shape of a record, or of its inputs by name.
+        shapes = shapes_of(self.inputs) or self.shape
+        return make(shapes, self.outputs, **copy.deepcopy(dict(self.options)))
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,11 @@ def builder(name: str) -> Builder:
     """The function that makes a model; LocalError names the package whose entry point is wrong."""
     if name.startswith(TORCHVISION):
         return _of_torchvision(name)
-    made, where = packages.load(packages.MODELS, name, f"model {name!r}")
+    # Not on "meta", where models are built: modules may make tensors on import.
+    with torch.device("cpu"):
+        made, where = packages.load(packages.MODELS, name, f"model {name!r}")
+    if name.startswith(packages.MONAI):
+        return monai_builder(made, name)
     if not callable(made):
         raise LocalError(f"{where}, is not a function; correct the entry point")
     return made  # type: ignore[no-any-return]
@@ -175,7 +182,7 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
         packages.others_code(what, FIX),
     ):
         with _bounded(wanted):
-            whole = make(wanted.given, wanted.outputs, **dict(wanted.options))
+            whole = wanted.made_by(make)
         if not isinstance(whole, nn.Module):
             raise LocalError(f"{wanted.where} is a {type(whole).__name__}, not a torch.nn.Module")
         tie(whole, wanted.where)
@@ -231,7 +238,7 @@ def _check_size(wanted: Foreign) -> None:
     make = builder(wanted.name)
     # What needs values, or does not work at all, is found by ``construct``.
     with _only_too_large(), torch.device("meta"), _same_draws(), _bounded(wanted):
-        make(wanted.given, wanted.outputs, **dict(wanted.options))
+        wanted.made_by(make)
 
 
 def _check_work(wanted: Foreign, whole: nn.Module) -> None:
@@ -459,8 +466,8 @@ def _check_tensors(wanted: Foreign, parts: Mapping[str, nn.Module]) -> None:
     for part, module in parts.items():
         if found := strays(module):
             raise LocalError(
-                f"{wanted.where}: its {part} has {found[0]!r}, which is a parameter of the other"
-                " part; name in model.head all layers that share it, or none"
+                f"{wanted.where}: its {part} has {found[0]!r}, which is a parameter or layer of"
+                " the other part; name in model.head all layers that share it, or none"
             )
         kept = module.state_dict().keys()
         for name, tensor in _named(module):
@@ -472,8 +479,8 @@ def _check_tensors(wanted: Foreign, parts: Mapping[str, nn.Module]) -> None:
                 raise LocalError(f"{where}, which is not persistent; register it as persistent")
             if id(tensor) in owners:
                 raise LocalError(
-                    f"{where}, which is {owners[id(tensor)]!r} too; a layer or buffer that stands"
-                    " in two places does not work, so give each place its own"
+                    f"{where}, which is {owners[id(tensor)]!r} too; in two parts, or twice in"
+                    " a list of layers, it does not work, so give each place its own"
                 )
             owners[id(tensor)] = f"{part}.{name}"
 

@@ -77,11 +77,12 @@ class Extended(nn.Module):
 
 
 class Twice(Extended):
-    """One layer under two names."""
+    """One layer under two names, or twice in a list of layers."""
 
-    def __init__(self, outputs):
+    def __init__(self, outputs, listed):
         super().__init__(outputs)
-        self.one = self.two = nn.Linear(64, 64)
+        layer = nn.Linear(64, 64)
+        self.one = self.two = nn.Sequential(layer, layer) if listed else layer
 
     def forward(self, x):
         return self.fc(self.two(self.one(x.flatten(1))))
@@ -99,8 +100,8 @@ class TiedRows(Extended):
         return self.fc((self.one(x[:, 0])[0] + self.two(x[:, 0])[0]).mean(1))
 
 
-def twice(shape, outputs):
-    return Twice(outputs)
+def twice(shape, outputs, listed=False):
+    return Twice(outputs, listed)
 
 
 def tied_rows(shape, outputs):
@@ -163,7 +164,8 @@ def counting(shape, outputs):
 
 def typed(shape, outputs, option=None, dropout=0.0):
     """Whole numbers, decimals and truths make different models."""
-    layer = {bool: nn.Tanh(), int: nn.ReLU(), float: nn.Sigmoid()}[type(option)]
+    layers = {bool: nn.Tanh(), int: nn.ReLU(), float: nn.Sigmoid()}
+    layer = layers.get(type(option), nn.Identity())
     return Extended(outputs, nn.Sequential(layer, nn.Dropout(dropout)) if dropout else layer)
 
 

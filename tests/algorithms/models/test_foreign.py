@@ -30,11 +30,12 @@ from staddle.algorithms.models.build import (
     maps,
     sketch,
     start_digest,
+    wanted,
 )
 from staddle.algorithms.models.torchvision_import import torchvision
 from staddle.algorithms.training.dp_sgd import _hookable
 from staddle.algorithms.training.loop import train
-from staddle.files.documents import validate
+from staddle.files.documents import canonical_json, parse_json, validate
 
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.1}
 MIXED = {"name": "mixed", "classes": 3, "head": "fc", "input": [1, 8, 8]}
@@ -135,11 +136,22 @@ def test_a_nested_head_has_a_dotted_name():
         ({"options": {"depth": 3}}, "cannot be made: .*unexpected keyword argument 'depth'"),
         ({"options": {"dropout": float("nan")}}, "dropout = nan; give a finite number"),
         ({"name": "softened"}, "fc, after the layers before it does not give the output of the"),
-        ({"name": "twice"}, r"extractor has 'two\.weight', which is 'extractor\.one\.weight' too"),
+        (
+            {"name": "twice", "options": {"listed": True}},
+            r"extractor has 'one\.1\.weight', which is 'extractor\.one\.0\.weight' too; in two",
+        ),
+        (
+            {"name": "twice", "head": ["two", "fc"]},
+            "its classifier has 'two.weight', which is 'ext",
+        ),
+        (
+            {"name": "twice", "head": ["one", "fc"]},
+            "its extractor has 'two', which is a parameter or layer of the other part; name in mod",
+        ),
         ({"name": "tied-rows"}, "recurrent layer 'two' shares 'weight_ih_l0' with another layer"),
         (
             {"name": "tied", "classes": 64, "options": {"across": True}},
-            "its classifier has 'weight', which is a parameter of the other part; name in model.he",
+            "its classifier has 'weight', which is a parameter or layer of the other part; name i",
         ),
         (
             {"name": "stored"},
@@ -182,9 +194,18 @@ def test_a_nested_head_has_a_dotted_name():
             "width is a whole number beyond ±9,007,199,254,740,991; lo",
         ),
         (
-            {"options": {"width": [True]}},
-            "width: give true, false, a number, a text, or up to 64 whole numbers",
+            {"options": {"width": [[[[8]]]]}},
+            "width: give true, false, a number, a text, or a list or table of up to 64 of these, 3",
         ),
+        (
+            {"options": {"width": list(range(65))}},
+            "width: give true, false, a number, a text, or a",
+        ),
+        (
+            {"options": {"width": {"not a name": 3}}},
+            "width: give true, false, a number, a text, or",
+        ),
+        ({"options": {"width": [8, 2**53]}}, "width is a whole number beyond"),
         ({"options": {"width": "x" * 1025}}, "width has over 1,024 characters; shorten it"),
         ({"options": {"not a name": 3}}, "options.not a name"),
         (
@@ -322,6 +343,26 @@ def test_options_keep_their_types():
         assert (again, type(again.options["option"])) == (found, type(value))
         for one in (found, again):
             assert type(build(one, 7)["extractor"].before) is layer
+
+
+def test_lists_and_tables_keep_theirs():
+    """As a job file, as a document, and as the builder has them."""
+    written = {"a": [[1, 2.0], [True, "x"]], "b": ["group", {"groups": 4, "eps": 0.5}], "c": []}
+    taken = {"a": ((1, 2.0), (True, "x")), "b": ("group", {"groups": 4, "eps": 0.5}), "c": ()}
+    found = options(name="typed", options={"option": written})
+    for one in (found, validate(found.model_dump(mode="json"), ModelOptions, "wire")):
+        assert repr(one.options) == repr({"option": taken})
+    job = make_job(model={**MIXED, "name": "typed", "options": {"option": written}})
+    wire = parse_json(canonical_json(job.document()), "wire")
+    assert wire["model"]["options"]["option"]["a"] == [[1, {"decimal": "2.0"}], [True, "x"]]
+    assert Job.from_document(wire, "wire", None, federated=False) == job
+
+
+def test_a_builder_cannot_change_a_jobs_options():
+    found = options(name="typed", options={"option": {"a": 1}})
+    asked = wanted(found)
+    asked.made_by(lambda *_, option: option.update(a=2))
+    assert found.options == dict(asked.options) == {"option": {"a": 1}}
 
 
 def test_a_model_that_is_too_large_takes_no_memory():

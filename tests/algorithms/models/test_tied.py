@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from pydantic import ValidationError
 from support.engines import check_engines_agree
 from support.jobs import make_job, make_shards
 from support.refusals import refused
@@ -90,6 +91,44 @@ def test_whose_owner_is_elsewhere_is_named():
     assert strays(own.words) == []
 
 
+class Borrowing(nn.Module):
+    """A layer that stands here, and within another layer too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.none = nn.Linear(5, 5), nn.Linear(5, 2), None
+        self.outer = nn.Module()
+        self.outer.inner = self.first
+        self.register_module("unused", None)
+        self.outer.register_module("unused", None)
+
+    def forward(self, x):
+        return self.last(self.outer.inner(self.first(x)))
+
+
+def test_a_layer_in_two_places_stays_in_the_first():
+    plain = Borrowing()
+    own = copy.deepcopy(plain)
+    tie(own, "model 'net'")
+    assert list(plain.state_dict())[-2:] == ["outer.inner.weight", "outer.inner.bias"]
+    assert list(own.state_dict()) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+    x, other = torch.ones(3, 5), copy.deepcopy(own)
+    assert other.outer.inner is other.first is not own.first
+    values = {name: torch.full_like(tensor, 0.25) for name, tensor in own.state_dict().items()}
+    plain.load_state_dict(values, strict=False)
+    assert torch.equal(functional_call(other, values, (x,)), plain(x))
+    assert strays(own) == []
+    assert strays(own.outer) == ["inner"]
+
+
+def test_layers_of_a_list_stay_where_they_are():
+    """The list goes through them."""
+    layer = nn.Linear(5, 5)
+    net = nn.Sequential(layer, layer)
+    tie(net, "model 'net'")
+    assert len(net) == 2
+
+
 def test_a_recurrent_layer_may_own_and_not_borrow():
     net = nn.ModuleList([nn.GRU(3, 4), nn.GRU(3, 4)])
     net[1].weight_hh_l0 = net[0].weight_hh_l0
@@ -114,9 +153,31 @@ def test_it_begins_once_and_crosses_once():
     assert one.abs().max() <= 64**-0.5
 
 
+def test_a_layer_in_two_places_crosses_once():
+    job = make_job("fedavg", model={**TIED, "name": "twice"})
+    names = [tensor["name"] for tensor in job.document()["schema"][0]["up"][0]["tensors"]]
+    assert [name for name in names if "one" in name or "two" in name] == [
+        "extractor.one.weight", "extractor.one.bias"
+    ]  # fmt: skip
+
+
+def test_parts_that_would_share_are_one_with_all_of_it_in_the_head():
+    """Such as an embedding that is the output layer's weight too."""
+    shared = {**TIED, "classes": 64, "options": {"across": True}}
+    with pytest.raises(ValidationError, match=r"in model\.head all layers that share it, or none"):
+        make_job("fedavg", model=shared)
+    job = make_job("fedavg", model={**shared, "input": [64], "head": ["one", "two", "fc"]})
+    parts = build(job.model, 7)
+    assert list(parts["classifier"].state_dict()) == [
+        "one.weight", "one.bias", "two.weight", "two.bias", "fc.bias"
+    ]  # fmt: skip
+    assert not parts["extractor"].state_dict()
+
+
+@pytest.mark.parametrize("name", ["tied", "twice"])
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedssa", "pfedsim"])
-def test_silos_train_it_alone_and_at_once(method):
-    job = make_job(method, model=TIED, rounds=2)
+def test_silos_train_it_alone_and_at_once(method, name):
+    job = make_job(method, model={**TIED, "name": name}, rounds=2)
     check_engines_agree(job, make_shards(job))
 
 
