@@ -27,22 +27,27 @@ from .documents import canonical_json
 # Part of the interface with other packages: their pyproject.toml names them.
 METHODS, MODELS, TASKS = "staddle.methods", "staddle.models", "staddle.tasks"  # entry points
 DATASETS = "staddle.datasets"
+# packages that name nothing as an entry point
 MONAI = "monai:"  # a job names its networks as monai:UNet
+METRICS = "metrics"  # stands for a group; names are those of the packages
 COMPILED = "__pycache__"  # made from the source, and different on each machine
 LONGEST_WHY = 200  # characters of what another project's error says
 
 
 class Catalogue(NamedTuple):
-    """A package whose module has models, though it names none of them as an entry point."""
+    """A package whose module has what jobs name, though it names nothing as an entry point."""
 
     owner: str
     module: str
     install: str  # the command
 
 
-# by group and prefix
+# by group, and by name or by prefix of the names
 CATALOGUES = {
-    (MODELS, MONAI): Catalogue("monai", "monai.networks.nets", "pip install 'staddle[monai]'")
+    (MODELS, MONAI): Catalogue("monai", "monai.networks.nets", "pip install 'staddle[monai]'"),
+    (METRICS, "torchmetrics"): Catalogue(
+        "torchmetrics", "torchmetrics", "pip install 'staddle[torchmetrics]'"
+    ),
 }
 
 # by package: its digest when it was first asked for
@@ -153,7 +158,7 @@ def digest(entry: EntryPoint) -> str:
 
 def _entries(group: str, name: str) -> list[EntryPoint]:
     if known := _catalogue(group, name):
-        return _declared(name, known)
+        return _declared(group, name, known)
     return [entry for entry in entry_points(group=group) if entry.name == name]
 
 
@@ -162,13 +167,13 @@ def _catalogue(group: str, name: str) -> Catalogue | None:
     return CATALOGUES.get((group, prefix + colon))
 
 
-def _declared(name: str, known: Catalogue) -> list[EntryPoint]:
+def _declared(group: str, name: str, known: Catalogue) -> list[EntryPoint]:
     """The entry point that a package would have; none where the package is not installed."""
     try:
         owner = distribution(known.owner)
     except PackageNotFoundError:
         return []
-    entry = EntryPoint(name, known.module, MODELS)
+    entry = EntryPoint(name, known.module, group)
     vars(entry)["dist"] = owner  # as importlib sets it; the type refuses to be written to
     return [entry]
 

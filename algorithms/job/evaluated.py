@@ -14,6 +14,7 @@ from ...errors import LocalError
 from ..tasks.counting import Counting, ScoreForm
 from ..tasks.metrics_table import MetricsTable, size_fault
 from ..tasks.registry import TASKS, TaskTable
+from .torchmetrics_counting import counted, installed
 
 EVALUATION = ("task", "model", "metrics", "privacy")  # tables of a job that say what is counted
 MODEL_KEYS = ("classes", "outputs", "class_names")
@@ -57,10 +58,13 @@ def evaluation_of(document: Mapping[str, Any]) -> dict[str, Any]:
 def evaluated(evaluation: object) -> Evaluated | None:
     """How to read a job's sums, from its ``evaluation_of``.
 
-    None for the task of an installed package, whose code is not imported to read sums. LocalError
-    for anything else that is no such object.
+    None for the task of an installed package, whose code is not imported to read sums, and for
+    metrics of torchmetrics where it is not installed. LocalError for anything else that is no such
+    object.
     """
     match evaluation:
+        case {"metrics": {"torchmetrics": [_, *_]}} if not installed():
+            return None
         case {"task": {"kind": str(kind)}} if kind not in TASKS:
             return None
     return _read(evaluation)
@@ -77,10 +81,10 @@ def form_of(document: Mapping[str, Any]) -> ScoreForm:
 def _read(evaluation: object) -> Evaluated:
     try:
         read = _Evaluation.model_validate(evaluation)
-    except ValueError as error:
+        outputs, names = read.model.classes or read.model.outputs, read.model.class_names or ()
+        counting = counted(read.task, outputs, read.metrics, noised=read.noised)
+    except (ValueError, LocalError) as error:
         raise LocalError(f"the job does not say what is evaluated: {error}") from error
-    outputs, names = read.model.classes or read.model.outputs, read.model.class_names or ()
-    counting = read.task.counting(outputs, read.metrics, noised=read.noised)
     faults = [read.task.fault(outputs), size_fault(counting)]
     if names and len(names) != outputs:
         faults.append(f"{len(names)} names for {outputs} classes")

@@ -13,23 +13,34 @@ from ..tasks.registry import TASKS
 
 # Names of packages whose code may run; None for all, where whoever runs a job wrote it.
 Allowed: TypeAlias = Collection[str] | None
+# Keys of [metrics] that name metrics of a package, each with that package's name.
+LIBRARIES = ("torchmetrics",)
 LONGEST = 200  # characters of a name in a document, in an error
 
 
-def packages_of(method: str, model: str, task: str) -> tuple[Package, ...]:
-    """The packages of a job's method, model and task; none where all are Staddle's own.
+def packages_of(
+    method: str, model: str, task: str, libraries: Collection[str] = ()
+) -> tuple[Package, ...]:
+    """The packages of a job's method, model, task and metrics; none where all are Staddle's own.
 
     torchvision is none, since Staddle brings it. LocalError where a package is not as it should be.
     """
-    named = _named(method, model, task)
+    named = [*_named(method, model, task), *_libraries(libraries)]
     found = (packages.package(group, name, where) for group, name, where in named)
     return tuple(sorted(dict.fromkeys(found), key=_triple))
 
 
 def runs_others_code(document: Mapping[str, Any]) -> bool:
-    """True if a document names a method, a model or a task that is not Staddle's own."""
+    """True if a document names a method, model, task or metric that is not Staddle's own."""
     method, model, task = _names(document)
-    return method not in ALL_METHODS or model not in NETWORKS or task not in TASKS
+    ours = method in ALL_METHODS and model in NETWORKS and task in TASKS
+    return not ours or bool(libraries_of(document.get("metrics")))
+
+
+def libraries_of(metrics: object) -> tuple[str, ...]:
+    """The packages whose metrics a document's [metrics] table names."""
+    names = metrics if isinstance(metrics, Mapping) else {}
+    return tuple(filter(names.get, LIBRARIES))
 
 
 def unlisted(document: Mapping[str, Any], allowed: Allowed) -> tuple[str, ...]:
@@ -88,11 +99,16 @@ def _named(method: str, model: str, task: str) -> list[tuple[str, str, str]]:
     return found
 
 
+def _libraries(names: Collection[str]) -> list[tuple[str, str, str]]:
+    return [(packages.METRICS, name, f"metrics.{name}") for name in names]
+
+
 def _of(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The same of a document, with which anything may be wrong; what names nothing is left out."""
     tables: tuple[Mapping[str, object], ...] = (ALL_METHODS, NETWORKS, TASKS)
     ours = zip(_names(document), tables, strict=True)
     named = _named(*(name or next(iter(table)) for name, table in ours))
+    named += _libraries(libraries_of(document.get("metrics")))
     return [entry for entry in named if packages.owners(entry[0], entry[1])]
 
 

@@ -81,7 +81,7 @@ from ..tasks.task import Task
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
-from .foreign_code import Allowed, check_code, packages_of, runs_others_code
+from .foreign_code import Allowed, check_code, libraries_of, packages_of, runs_others_code
 from .lr_schedule import paced
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
@@ -96,6 +96,7 @@ from .security import (
     tagged,
     unblind,
 )
+from .torchmetrics_counting import counted, noise_fault
 from .training_table import TrainingTable
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
@@ -188,8 +189,8 @@ class JobFile(JobSettings):
                 " or more"
             )
         with guard(self.task):
-            faults = (self._task_fault(), size_fault(self.counting))
-        for fault in filter(None, faults):
+            fault = self._task_fault() or self._counting_fault()
+        if fault:
             raise ValueError(fault)
         if self.training.warmup >= self.rounds:
             raise ValueError(
@@ -212,7 +213,7 @@ class JobFile(JobSettings):
     @property
     def counting(self) -> Counting:
         """What evaluation counts."""
-        return self.task.counting(self.model.width, self.metrics, noised=self.privacy is not None)
+        return counted(self.task, self.model.width, self.metrics, noised=self.privacy is not None)
 
     def _task_fault(self) -> str:
         """Why model and metrics do not go with the task; empty if they do."""
@@ -233,14 +234,26 @@ class JobFile(JobSettings):
             return f"metrics.{idle[0]} does nothing where the task is {kind}; take it out"
         return self.task.fault(self.model.width)
 
+    def _counting_fault(self) -> str:
+        """Why metrics cannot cross; empty if they can."""
+        try:
+            return size_fault(self.counting)
+        # As pydantic tells what is wrong with a file.
+        except LocalError as error:
+            return str(error)
+
     def _check_private_task(self, privacy: PrivacyTable) -> None:
         # What one record adds to its sums is what its own code says.
-        if privacy.metrics_sigma is not None and self.task.kind not in TASKS:
+        if privacy.metrics_sigma is None:
+            return
+        if self.task.kind not in TASKS:
             raise ValueError(
                 f"privacy.metrics_sigma with the task {self.task.kind!r} of an installed package:"
                 " nobody checks how much one record changes its sums; leave metrics_sigma out, and"
                 " they stay at the silos"
             )
+        if fault := noise_fault(self.counting):
+            raise ValueError(fault)
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -456,7 +469,8 @@ class Job:
     @cached_property
     def packages(self) -> tuple[Package, ...]:
         """Installed packages whose code the job runs, by name; none where all is Staddle's own."""
-        return packages_of(self.method_name, self.model.name, self.task.kind)
+        libraries = libraries_of(plain(self.metrics))
+        return packages_of(self.method_name, self.model.name, self.task.kind, libraries)
 
     @property
     def _code(self) -> dict[str, Any]:
@@ -840,7 +854,7 @@ class Job:
     @cached_property
     def counting(self) -> Counting:
         """What evaluation counts of each model."""
-        return self.task.counting(self.model.width, self.metrics, noised=self.privacy is not None)
+        return counted(self.task, self.model.width, self.metrics, noised=self.privacy is not None)
 
     @cached_property
     def counted_parts(self) -> tuple[Part, ...]:

@@ -13,10 +13,9 @@ digest of them (``start_digest``).
 
 import copy
 import hashlib
-import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from math import isfinite, prod
+from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -29,6 +28,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, closest, validate
+from ...files.options import MOST_OPTIONS, Option, OptionName, read_options, written_options
 from ...files.packages import MONAI, others_code
 from ..numerics.frozen import running_statistics
 from ..numerics.streams import Seed, stream, uniform
@@ -47,18 +47,11 @@ from .registry import NETWORKS, Norm, Shape
 MODEL_VERSION = 3
 
 SubmoduleName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=255)]
-OPTION_NAME = r"^[A-Za-z_]\w{0,63}$"
-OptionName = Annotated[str, Field(pattern=OPTION_NAME)]
-Option: TypeAlias = Any  # of the kinds that ``_option`` takes
-NAMING = ("model.class_names", "model.classes")  # of which each has an entry per class
-MOST_OPTIONS = 64  # and entries of one list or table
-DEEPEST_OPTION = 3  # lists and tables within one another
 MOST_INPUTS = 16
+NAMING = ("model.class_names", "model.classes")  # of which each has an entry per class
 # layers whose parameters ``_draw`` draws
 Drawn: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
 LARGEST_RECORD = 2**36  # numbers: sizes of layers on it are still whole numbers of 63 bits
-LONGEST_OPTION = 1024  # characters
-LARGEST_NUMBER = 2**53 - 1  # what canonical JSON can hold
 
 
 class ModelOptions(Strict):
@@ -164,7 +157,7 @@ class ModelOptions(Strict):
         if not isinstance(options, Mapping):
             return options
         # One spelling of none.
-        return {str(name): _option(str(name), value) for name, value in options.items()} or None
+        return read_options(options) or None
 
     @pydantic.field_validator("options")
     @classmethod
@@ -199,7 +192,7 @@ class ModelOptions(Strict):
         if network is not None and network.options is None:
             written.pop("options", None)
         elif "options" in written:
-            written["options"] = _written_option(self.options or {})
+            written["options"] = written_options(self.options or {})
         return written
 
     @pydantic.model_validator(mode="after")
@@ -276,49 +269,6 @@ class ModelOptions(Strict):
         if fault := names_fault(self.class_names, self.classes, *NAMING):
             raise ValueError(fault)
         return self
-
-
-def _option(name: str, value: object, depth: int = DEEPEST_OPTION) -> object:
-    """An option's value, whether as a person writes it or as a document has it."""
-    inner = partial(_option, name, depth=depth - 1)
-    most = MOST_OPTIONS if depth else 0
-    match value:
-        case {"decimal": str(text), **rest} if not rest:
-            value = float(text[:32])
-    match value:
-        case float() if not isfinite(value):
-            raise ValueError(f"{name[:64]} = {value}; give a finite number")
-        case int() if abs(value) > LARGEST_NUMBER:
-            raise ValueError(f"{name[:64]} is a whole number beyond ±{LARGEST_NUMBER:,}; lower it")
-        case str() if len(value) > LONGEST_OPTION:
-            raise ValueError(f"{name[:64]} has over {LONGEST_OPTION:,} characters; shorten it")
-        case bool() | int() | float() | str():
-            return value
-        case [*entries] if len(entries) <= most:
-            return tuple(map(inner, entries))
-        case dict() if len(value) <= most and all(map(_is_name, value)):
-            return dict(zip(value, map(inner, value.values()), strict=True))
-        case _:
-            raise ValueError(
-                f"{name[:64]}: give true, false, a number, a text, or a list or table of up to"
-                f" {MOST_OPTIONS} of these, {DEEPEST_OPTION} deep at most"
-            )
-
-
-def _is_name(key: object) -> bool:
-    return re.fullmatch(OPTION_NAME, str(key)) is not None
-
-
-def _written_option(value: Any) -> Any:
-    """An option's value as a document has it."""
-    return WRITTEN.get(type(value), lambda same: same)(value)
-
-
-WRITTEN: dict[type, Callable[[Any], Any]] = {
-    float: lambda value: {"decimal": repr(value)},
-    tuple: lambda value: tuple(map(_written_option, value)),
-    dict: lambda value: dict(zip(value, map(_written_option, value.values()), strict=True)),
-}
 
 
 def input_shape(options: ModelOptions) -> Shape:

@@ -20,7 +20,7 @@ class Classification(Task):
 
     has_classes: ClassVar[bool] = True
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
-    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins"})
+    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins", "torchmetrics"})
 
     kind: Literal["classification"] = "classification"
     loss: Literal["cross-entropy", "focal"] = "cross-entropy"
@@ -61,6 +61,14 @@ class Classification(Task):
         if self.class_weights is not None:
             losses = losses * outputs.new_tensor(self.class_weights)[y]
         return losses
+
+    def families(self, outputs: int) -> tuple[str, ...]:
+        """Metrics of several classes, and of two."""
+        return ("Multiclass", "Binary")[: 1 + (outputs == 2)]
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The probability of each class."""
+        return torch.softmax(outputs, dim=1)
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """A label that is no class, or y that are no labels."""

@@ -1,10 +1,20 @@
 """The ``[metrics]`` table of a job file: test counts that cross, besides what every round has."""
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ...files.documents import Strict
+from ...files.options import MOST_OPTIONS, Option, OptionName, read_options, written_options
 from .counting import METRICS, Counting
 
 LARGEST_TABLE = 1 << 16  # numbers: the coordinator keeps both models' tables of each round
@@ -14,9 +24,38 @@ KEYS = {
     "scores": "score_bins",
     "targets": "targets",
     "risks": "risk_bins",
+    "torchmetrics": "torchmetrics",
 }
 
 Bins = Annotated[int, Field(strict=True, ge=0, le=1000)]
+ClassName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=64)]
+
+
+class LibraryMetric(Strict):
+    """A metric of ``torchmetrics.classification``, an entry of ``[[metrics.torchmetrics]]``."""
+
+    name: ClassName
+    """Its class, such as MulticlassCohenKappa."""
+    options: Annotated[dict[OptionName, Option], Field(max_length=MOST_OPTIONS)] = Field(
+        default_factory=dict
+    )
+    """Arguments of the class, besides the number of classes or labels."""
+    title: ClassName | None = None
+    """What it is called in results; default: its name."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _read(cls, options: object) -> object:
+        return read_options(options) if isinstance(options, Mapping) else options
+
+    @field_serializer("options")
+    def _written(self, options: dict[str, Option]) -> dict[str, Any]:
+        return written_options(options)
+
+    @property
+    def called(self) -> str:
+        """What it is called in results."""
+        return self.title or self.name
 
 
 class MetricsTable(Strict):
@@ -38,13 +77,26 @@ class MetricsTable(Strict):
     """In a regression, the sums of the targets and of their squares, for R²."""
     risk_bins: Bins = 0
     """In a survival task, bins of a table of risks by time, for the concordance index."""
+    torchmetrics: Annotated[tuple[LibraryMetric, ...], Field(max_length=16)] = ()
+    """With classes or labels, metrics of torchmetrics, whose states are counts."""
 
     @model_validator(mode="after")
     def _fit(self) -> "MetricsTable":
         # One bin would say nothing of scores.
         if lone := [key for key in ("score_bins", "risk_bins") if getattr(self, key) == 1]:
             raise ValueError(f"{lone[0]} = 1 tells no scores apart; write 64, or 0 for none")
+        called = Counter(metric.called for metric in self.torchmetrics)
+        if twice := sorted(called - Counter(set(called))):
+            raise ValueError(f"torchmetrics has {twice[0]} twice; give one of them a title")
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As older releases wrote it, where a job names no metric of a library."""
+        written: dict[str, Any] = serialise(self)
+        if not self.torchmetrics:
+            written.pop("torchmetrics", None)
+        return written
 
     @property
     def asked(self) -> frozenset[str]:

@@ -18,7 +18,7 @@ class Multilabel(Task):
     """``kind = "multilabel"``; y is [N, classes] int64 of 0 and 1."""
 
     outputs_key: ClassVar[Literal["classes", "outputs"]] = "classes"
-    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins"})
+    own_metrics: ClassVar[frozenset[str]] = frozenset({"confusion", "score_bins", "torchmetrics"})
 
     kind: Literal["multilabel"] = "multilabel"
     positive_weights: Annotated[tuple[Weight, ...], Field(max_length=100_000)] | None = None
@@ -36,6 +36,14 @@ class Multilabel(Task):
         return nn.functional.binary_cross_entropy_with_logits(
             outputs, y.to(outputs.dtype), reduction="none", pos_weight=weights
         ).mean(1)
+
+    def families(self, outputs: int) -> tuple[str, ...]:
+        """Metrics of labels."""
+        return ("Multilabel",)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The probability of each label."""
+        return torch.sigmoid(outputs)
 
     def strata(self, y: Tensor) -> Tensor:
         """The first label that a record has, from 1 on; 0 for none."""

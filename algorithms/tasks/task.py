@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ...errors import LocalError
 from ...files.documents import Strict
 from .counting import Counting
 from .metrics_table import MetricsTable
@@ -64,6 +65,20 @@ class Task(Strict):
     @abstractmethod
     def counting(self, outputs: int, metrics: MetricsTable, *, noised: bool) -> Counting:
         """What evaluation counts; the numbers of a private job are ``noised``."""
+
+    def families(self, outputs: int) -> tuple[str, ...]:
+        """What names of metrics of torchmetrics begin with, if they take ``probabilities``."""
+        return ()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """What metrics of torchmetrics take, [B, outputs]; it runs under ``torch.vmap``.
+
+        LocalError in a task without ``families``.
+        """
+        raise LocalError(
+            f"the task {self.kind} says no probabilities for torchmetrics; leave"
+            " metrics.torchmetrics out"
+        )
 
     def strata(self, y: Tensor) -> Tensor:
         """By record, the number of what a partition by label deals out alike, [N] int64."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...algorithms.job.evaluated import Evaluated, evaluated
+from ...algorithms.job.torchmetrics_counting import TORCHMETRICS
 from ...algorithms.tasks.counting import METRICS, ScoreForm, flattened
 from ...errors import LocalError, PeerError
 from ...files.documents import parse_json
@@ -16,7 +17,7 @@ from ..console.printer import PrintedTable
 # zeros leave of a private job without metrics_sigma
 UNTOLD = "the silos keep their test counts to themselves"
 NOISY = "with noise, since the job is private"
-OTHERS = "its task is of an installed package: --json has the sums"
+OTHERS = "its task or a metric is of an installed package: --json has the sums"
 MOST_AXES = 8  # of a table
 WORDS = {"delivered": "as delivered", "trained": "as trained"}
 # Measures, in this order after the score.
@@ -127,6 +128,14 @@ def in_numbers(measures: Mapping[str, float], score: ScoreForm) -> str:
 
 
 def _said(measures: Mapping[str, float], model: str, score: ScoreForm) -> Iterator[str]:
+    yield from _own(measures, model, score)
+    for key, value in measures.items():
+        library, _, rest = key.partition(".")
+        if library == TORCHMETRICS and (name := rest.removesuffix(f".{model}")) != rest:
+            yield f"{name} {value:.4g}"
+
+
+def _own(measures: Mapping[str, float], model: str, score: ScoreForm) -> Iterator[str]:
     for name in dict.fromkeys((score.key, *NAMES)):
         if (value := measures.get(key := f"{name}.{model}")) is None:
             continue

@@ -237,7 +237,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     task = {"kind": HOSTILE}
     other = json.loads(ANSWER.evaluation) | {"task": task}
     monkeypatch.setattr(Answering, "evaluation", canonical_json(other))
-    assert "its task is of an installed package" in call("job", "show", "x", *to)
+    assert "its task or a metric is of an installed package" in call("job", "show", "x", *to)
     task |= {"kind": "classification", KEYED: HOSTILE}
     for fault in (HOSTILE.encode(), canonical_json(other | {"task": task})):
         monkeypatch.setattr(Answering, "evaluation", fault)

@@ -71,6 +71,21 @@ def digest(group=MODELS, name="lung-net"):
     return packages.digest(entry)
 
 
+def test_a_library_without_entry_points_is_a_package_of_its_own_name(install):
+    files = {"lung/__init__.py": "RUNS = True\n", "lung/data.txt": "x"}
+    install(files, name="lung", record=files)
+    found = packages.package(packages.METRICS, "lung", "metrics.lung")
+    assert (found.name, found.version, found.sha256) == ("lung", "0.3", by_hand(files))
+    assert packages.owners(packages.METRICS, "lung") == ["lung"]
+    assert "lung" not in sys.modules
+    loaded, whose = packages.load(packages.METRICS, "lung", "metrics.lung")
+    assert loaded.RUNS
+    assert "of package lung 0.3" in whose
+    assert packages.owners(packages.METRICS, "lungs") == []
+    with refused("metrics.lungs: no installed package has it; install the one that does"):
+        packages.package(packages.METRICS, "lungs", "metrics.lungs")
+
+
 def test_an_entry_point_leads_to_its_package_which_is_not_imported():
     sys.modules.pop("other_models", None)
     assert packages.owners(MODELS, "mixed") == ["other-models"]

@@ -122,13 +122,24 @@ def test_the_sums_of_another_projects_task_are_shown_as_they_are():
     found, line, table = said(closed([("places.trained", [1, 2, 3])]), OTHERS)
     assert found["metrics"] == {**SUMS, "places.trained": [1, 2, 3]}
     assert found["measures"] == {}
-    assert line == "100 test records; its task is of an installed package: --json has the sums"
+    why = "its task or a metric is of an installed package"
+    assert line == f"100 test records; {why}: --json has the sums"
     assert table is None
     short = closed([("places.trained", [1, 2, 3])])
     del short.tables[0].counts[2:]
     with pytest.raises(PeerError, match=r"of shape \(3,\) and 2 counts"):
         round_fields(report(short, job=OTHERS))
     assert said(closed(sums={}), OTHERS)[1] == "the silos keep their test counts to themselves"
+
+
+def test_metrics_of_torchmetrics_stand_after_the_others():
+    asked = CLASSES | {"metrics": {"torchmetrics": [{"name": "BinaryCohenKappa", "title": "k"}]}}
+    states = [(f"torchmetrics.{model}", [40, 10, 20, 30]) for model in ("delivered", "trained")]
+    found, line, _ = said(closed(states), asked)
+    assert line.count(", k 0.4") == 2
+    assert found["measures"]["torchmetrics.k.trained"] == pytest.approx(0.4)
+    with pytest.raises(PeerError, match="which the job does not make"):
+        round_fields(report(closed([("torchmetrics.trained", [1, 2])]), job=asked))
 
 
 def test_noise_is_said_and_a_matrix_that_it_emptied_shows_no_classes():
