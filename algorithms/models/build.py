@@ -297,7 +297,7 @@ def vocabularies(options: ModelOptions) -> tuple[tuple[slice, int], ...]:
         own = pieces(options.named_inputs)
         return tuple((piece.place, piece.tokens) for piece in own if piece.tokens)
     # ``_of_network`` has written all options of such a network.
-    return ((slice(None), options.options["tokens"]),)  # type: ignore[index, return-value]
+    return ((slice(None), options.options["tokens"]),)  # type: ignore[index]
 
 
 def wanted(options: ModelOptions) -> Foreign | None:

@@ -71,7 +71,11 @@ def digest(group=MODELS, name="lung-net"):
     return packages.digest(entry)
 
 
-def test_a_library_without_entry_points_is_a_package_of_its_own_name(install):
+def test_a_library_without_entry_points_is_a_package_of_its_own_name(install, monkeypatch):
+    known = packages.Catalogue("lung", "lung", "pip install lung")
+    monkeypatch.setitem(packages.CATALOGUES, (packages.METRICS, "lung"), known)
+    gone = packages.Catalogue("lungs", "lungs", "pip install lungs")
+    monkeypatch.setitem(packages.CATALOGUES, (packages.METRICS, "lungs"), gone)
     files = {"lung/__init__.py": "RUNS = True\n", "lung/data.txt": "x"}
     install(files, name="lung", record=files)
     found = packages.package(packages.METRICS, "lung", "metrics.lung")
@@ -82,7 +86,7 @@ def test_a_library_without_entry_points_is_a_package_of_its_own_name(install):
     assert loaded.RUNS
     assert "of package lung 0.3" in whose
     assert packages.owners(packages.METRICS, "lungs") == []
-    with refused("metrics.lungs: no installed package has it; install the one that does"):
+    with refused("metrics.lungs: no installed package has it; pip install lungs"):
         packages.package(packages.METRICS, "lungs", "metrics.lungs")
 
 

@@ -216,7 +216,7 @@ def test_the_job_names_the_package_and_its_document_is_read_back(make_job):
         ({"name": "MultilabelF1Score"}, "is no metric of .* MulticlassF1Score"),
         ({**KAPPA, "options": {"weights": "cubic"}}, "Kappa fails: .*; correct its options, or"),
         ({**KAPPA, "options": {"num_classes": 3}}, "Kappa fails: .*'num_classes'; correct its op"),
-        ({**KAPPA, "options": {"weights": {}}}, "weights: give true, false, a number"),
+        ({**KAPPA, "options": {"weights": None}}, "weights: give true, false, a number"),
         ({**CURVE, "options": {"thresholds": 10**9}}, "metrics.torchmetrics takes 12,000,000,000"),
         ({"name": "MulticlassF1Score", "options": {"multidim_average": "samplewise"}},
             "keeps 'tp' of every record"),

@@ -148,7 +148,7 @@ def test_what_a_job_leaves_out_has_its_default_and_one_spelling(name):
         ("mlp", {"options": {"widths": [0]}}, "of mlp: widths.0 = 0: "),
         ("mlp", {"options": {"widths": [4097]}}, "of mlp: widths.0 = 4097: "),
         ("mlp", {"options": {"widths": 64}}, "of mlp: widths = 64: "),
-        ("mlp", {"options": {"widths": [64.0]}}, "widths: give true, false, a number, a text, or"),
+        ("mlp", {"options": {"widths": [64.0]}}, "of mlp: widths.0 = 64.0: give a whole number"),
         ("mlp", {"options": {"dropout": 1.0}}, "of mlp: dropout = 1.0: "),
         ("mlp", {"options": {"dropout": True}}, "of mlp: dropout = True: give a number, not true"),
         ("mlp", {"head": "fc"}, "model 'mlp' is of Staddle's own table, whose head is known"),
