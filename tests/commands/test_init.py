@@ -58,6 +58,7 @@ def init(tmp_path):
 
 # keys that the example's other keys rule out: what stands above these tells them
 TOLD = {
+    ("model", "inputs"): "inputs = { image",
     ("model", "outputs"): "outputs = 1",
     ("task", "gamma"): "gamma = 2.0",
     ("metrics", "torchmetrics"): "torchmetrics = [{ name",
