@@ -5,8 +5,8 @@ count nothing; elsewhere silos whose batches are equally long go together. A sil
 in no call. Each record lies on the device once; a silo's batches are places among the records.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +36,7 @@ class Batch:
     places: Tensor
     lengths: Tensor | None  # [m] of how many records each silo's count, where not all do
     shortest: tuple[int, int]  # one of ``rows`` of which the fewest count, and how many
+    silos: Sequence[int]  # the silos of ``rows``, known without asking the device
 
     @property
     def counts(self) -> Tensor | None:
@@ -89,7 +90,7 @@ def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> lis
         own_places = places[call].view(filled[call].shape)
         own_lengths = lengths[call] if fewest < most else None
         shortest = (int(sizes[call].argmin()), fewest)
-        batches.append(Batch(step, taking, own_places, own_lengths, shortest))
+        batches.append(Batch(step, taking, own_places, own_lengths, shortest, silos[call].tolist()))
     return batches
 
 
@@ -121,6 +122,42 @@ def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tupl
     # An empty array first, since ``concatenate`` rejects an empty list.
     joined = np.concatenate([np.empty(0, np.int64), *flat])
     return torch.split(torch.from_numpy(joined).to(device), list(map(len, flat)))
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """Records ``x`` and what is true of them, ``y``, [R, …] of one call, changed for it.
+
+    A recorded step reads them at the same addresses in each call.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def like(cls, x: Tensor, y: Tensor, records: int) -> "Staged":
+        """Room for so many records such as those of x [N, …] and y [N, …]."""
+        return cls(x.new_empty(records, *x.shape[1:]), y.new_empty(records, *y.shape[1:]))
+
+    def filled(
+        self,
+        batch: Batch,
+        changed: Callable[[int, NDArray[np.int64]], tuple[Tensor, Tensor]],
+        pieces: Sequence[Pieces],
+    ) -> Batch:
+        """The call with places among these records.
+
+        ``changed`` gives a silo's records at some places. Rows with fewer of them are filled up
+        with the first one, as in ``together``.
+        """
+        length = batch.places.shape[1]
+        for row, silo in enumerate(batch.silos):
+            own, start = pieces[silo][batch.step], row * length
+            for whole, part in zip((self.x, self.y), changed(silo, own), strict=True):
+                whole[start : start + len(own)] = part
+                whole[start + len(own) : start + length] = part[:1]
+        places = torch.arange(batch.places.numel(), device=batch.places.device)
+        return replace(batch, places=places.view_as(batch.places))
 
 
 class Resident:

@@ -20,7 +20,7 @@ from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..exchange.parts import nbytes_of
 from ..job.job import Job
-from ..models.build import input_shape, maps
+from ..models.build import draws_randomly, input_shape, maps
 from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
 from ..tasks.counting import Tally
@@ -95,12 +95,10 @@ class Stacked:
                 " itself; simulate it with silos one by one"
             )
         # Under ``vmap`` layers would draw other numbers than where silos train one by one.
-        if job.draws or not maps(job.model):
+        if draws_randomly(job.model) or not maps(job.model):
             why = f"torch.vmap cannot run a layer of model {job.model.name!r}"
-            if job.draws:
+            if draws_randomly(job.model):
                 why = f"layers of model {job.model.name!r} draw, as dropout does"
-            if job.training.augment:
-                why = "it augments records"
             raise LocalError(
                 f"job {job.name!r} cannot be stacked: {why}; simulate it with silos one by one"
             )
@@ -233,8 +231,11 @@ class Stacked:
         values = {part: silos.values[part] for part in modules}
         # The loss sees only the parts that the stage may read, as where silos train one by one.
         stack = replace(silos, modules=modules, values=values)
+        draws = [
+            stage_stream(self._method, self._job, silo, round_, number, "draw") for silo in group
+        ]
         with self._running(group):
-            trained = train(stack, stage, context, pieces, self._bench)
+            trained = train(stack, stage, context, pieces, self._bench, draws)
             losses = trained.losses.T.tolist()
             check_odd(trained.oddness)
 

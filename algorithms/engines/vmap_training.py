@@ -13,27 +13,30 @@ two steps.
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Self, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
 from ...errors import LocalError
-from ..course import Optimiser, Parts, Stage
+from ..course import Augment, Optimiser, Parts, Stage
 from ..exchange.parts import Tensors, nbytes_of
 from ..models.functional import BoundModule, mapped
 from ..numerics.devices import Precision, casting, channels_last, multiplying
+from ..numerics.torch_draws import drawing
 from ..training.loop import Modules, at_least_float32, batch_norms
 from ..training.optimisers import fresh_memory, move
 from .cuda_graphs import Recorder, Replayed
 from .grouping import paced_alike
 from .stacked_layers import over_silos
-from .vmap_batches import Batch, Pieces, Rows, counting, together
+from .vmap_batches import Batch, Pieces, Rows, Staged, counting, together
 
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
 Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
@@ -107,12 +110,18 @@ class Trained:
 
 
 def train(
-    silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench"
+    silos: Silos,
+    stage: Stage,
+    context: Tensors,
+    pieces: Sequence[Pieces],
+    bench: "Bench",
+    draws: Sequence[np.random.Generator] = (),
 ) -> Trained:
     """Run one stage in place.
 
-    ``context`` [S, …] replaces the stage's own context; ``pieces`` are each silo's batches. The
-    caller checks the losses and the oddness, so that nothing here waits for the device.
+    ``context`` [S, …] replaces the stage's own context; ``pieces`` are each silo's batches, and
+    ``draws`` what augmentation draws by. The caller checks the losses and the oddness, so that
+    nothing here waits for the device.
     """
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
@@ -124,14 +133,35 @@ def train(
         (max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device
     )
     oddness = None
+    if stage.augment is not None:
+        changed = partial(_augmented, silos, stage.augment, draws)
+        staged = bench.staged(silos, max((batch.places.numel() for batch in batches), default=0))
+        # Each call is made when it is its turn: the records of one are there at a time.
+        calls = (staged.filled(batch, changed, pieces) for batch in batches)
+        silos = replace(silos, x=staged.x, y=staged.y)
+    else:
+        calls = iter(batches)
     with bench.step(silos, stage, context) as step:
-        for batch in batches:
+        for batch in calls:
             # Checked once per stage: a method whose loss couples the records of a batch does so in
             # every batch.
             if oddness is None and batch.lengths is not None:
                 oddness = step.oddness(batch)
             losses[batch.step, batch.rows] = step(batch)
     return Trained(losses, oddness)
+
+
+def _augmented(
+    silos: Silos,
+    augment: Augment,
+    draws: Sequence[np.random.Generator],
+    silo: int,
+    places: NDArray[np.int64],
+) -> tuple[Tensor, Tensor]:
+    """A silo's records at some places, changed as where silos train one by one."""
+    index = torch.from_numpy(places).to(silos.x.device)
+    with drawing(draws[silo]):
+        return augment(silos.x[index], silos.y[index])
 
 
 def check_odd(oddness: Tensor | None) -> None:
@@ -153,6 +183,15 @@ class Bench:
         self._recorder = recorder
         self._precision: Precision = precision
         self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
+        self._staged: Staged | None = None
+
+    def staged(self, silos: Silos, records: int) -> Staged:
+        """Room for so many records of a call, at the same addresses in all rounds."""
+        if self._staged is None or len(self._staged.x) < records:
+            # Recordings refer to the addresses of before.
+            self.clear()
+            self._staged = Staged.like(silos.x, silos.y, records)
+        return self._staged
 
     def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
         """The step for such stages and models; it holds these silos' values during a stage."""

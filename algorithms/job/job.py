@@ -959,8 +959,10 @@ class Job:
         ``training.physical_batch`` records, and augmented.
         """
         factor = self.training.factor(self.rounds_before(round_), self.rounds)
-        return paced(course, factor, self.training.physical_batch, self._augmenter())
+        return paced(course, factor, self.training.physical_batch, self._augmenter)
 
+    # One object, by which stages of silos that train at once are alike.
+    @cached_property
     def _augmenter(self) -> Augmenter | None:
         kinds = self.training.augment
         if not kinds:

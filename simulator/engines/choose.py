@@ -144,7 +144,7 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
 
     def engine(job: Job) -> Engine:
         # Layers would draw other numbers if silos were stacked, and the same in each replayed step.
-        if job.draws or not maps(job.model) or not gpu.stacked or lazy:
+        if draws_randomly(job.model) or not maps(job.model) or not gpu.stacked or lazy:
             graphs = gpu.graphs and not draws_randomly(job.model)
             way = way_on(cuda, precision, graphs=graphs)
             return Serial(job, records, device=cuda, way=way)

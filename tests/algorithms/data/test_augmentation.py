@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from support.engines import check_engines_agree
+from support.other_tasks import SIDES
+from support.other_tasks import shards as other_shards
 from support.refusals import refused
 
 from staddle.algorithms.data.augmentation import KINDS, Augmenter
-from staddle.algorithms.engines.engine import Records
-from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.torchvision_import import torchvision
@@ -247,11 +249,29 @@ def test_a_round_trains_on_changed_records_and_is_the_same_again(make_job, make_
     assert not torch.allclose(ends[0], ends[1])
 
 
-def test_stacked_silos_are_not_augmented(make_job, make_shards):
-    job = make_job("fedavg", training={"augment": [FLIP]})
-    own = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
-    with refused("cannot be stacked: it augments records; simulate it with silos one"):
-        Stacked(job, own)
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "moon", "ppfl"])
+def test_silos_that_train_at_once_draw_what_each_draws_alone(make_job, make_shards, method):
+    """Uneven silos, whose last batches are filled up; each draws by its own stream."""
+    augment = [{"kind": "RandomCrop", "padding": 1}, {"kind": "MixUp"}]
+    job = make_job(method, training={"augment": augment, "epochs": 2}, rounds=2)
+    alone = check_engines_agree(job, make_shards(job))
+    plain = simulate(make_job(method, training={"epochs": 2}, rounds=2), make_shards(job))
+    one, other = (end.states["a"].flat for end in (alone, plain))
+    assert any(not torch.allclose(one[name], value) for name, value in other.items())
+
+
+def test_batch_norm_and_masks_at_once_as_alone(make_job):
+    unet = {"name": "unet", "norm": "batch", "input": [1, *SIDES], "options": {"widths": [8]}}
+    augment = [FLIP, {"kind": "GaussianNoise"}]
+    job = make_job(
+        "fedavg",
+        model={**unet, "classes": 3},
+        training={"augment": augment},
+        task={"kind": "segmentation"},
+        rounds=2,
+        silos=["a", "b", "c", "d"],
+    )
+    check_engines_agree(job, other_shards("segmentation"))
 
 
 def test_a_job_moves_the_masks_of_a_segmentation_and_forgives_where_it_is_private(make_job):
@@ -269,7 +289,7 @@ def test_a_job_moves_the_masks_of_a_segmentation_and_forgives_where_it_is_privat
     bright = 2 * torch.ones(2, 1, 8, 8)
     for privacy in (None, budget):
         job = make_job("local", training=jitter, privacy=privacy)
-        augment = job._augmenter()
+        augment = job._augmenter
         if privacy is None:
             with refused("takes values of 0 to 1"):
                 augment(bright, y)

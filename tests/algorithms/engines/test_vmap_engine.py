@@ -239,6 +239,21 @@ def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case,
     assert sorted(counted[-len(groups) :]) == groups
 
 
+@pytest.mark.parametrize("model", [{}, {"norm": "batch"}])
+def test_a_replayed_step_reads_the_records_that_were_changed_for_it(
+    make, double, monkeypatch, model
+):
+    """Over rounds of other silos, whose calls need more or fewer records."""
+    monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)
+    monkeypatch.setattr(stacked, "GRAINS", 2)
+    augment, recorder = [{"kind": "GaussianNoise", "sigma": 0.5}], Recorder()
+    fields = {"participation": 0.5, "rounds": 4}
+    job = make("fedavg", model=model, fields=fields, epochs=3, augment=augment)
+    records = records_of(job, COUPLED if model else SIZES)
+    check_same(job, records, 1e-10, recorder=recorder)
+    assert recorder.replayed > recorder.recorded > 0
+
+
 @pytest.mark.parametrize("case", IN_PARALLEL)
 def test_steps_in_parallel_equal_one_by_one(make, double, monkeypatch, case):
     """Each silo's step by itself, as branches of one recorded step."""
@@ -556,7 +571,7 @@ def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
         seen.append(result.device.type)
         return result
 
-    def trained(silos, stage, context, pieces, _):
+    def trained(silos, stage, context, pieces, *_):
         kind = tuple(map(id, silos.modules.values())), paced_alike(stage)
         if kind not in stages:
             stages.add(kind)

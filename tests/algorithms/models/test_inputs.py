@@ -177,7 +177,7 @@ def test_augmentation_changes_the_image_alone():
     flips = {"augment": [{"kind": "RandomHorizontalFlip", "p": 1.0}]}
     job = make_job("fedavg", model=WARD, training=flips)
     data = wards(8)
-    x, y = job._augmenter()(data.x, data.y)
+    x, y = job._augmenter(data.x, data.y)
     assert torch.equal(y, data.y)
     before, after = (unpacked(each, data.inputs) for each in (data.x, x))
     assert torch.equal(after["image"], before["image"].flip(-1))
