@@ -247,9 +247,12 @@ def test_a_replayed_step_reads_the_records_that_were_changed_for_it(
     monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)
     monkeypatch.setattr(stacked, "GRAINS", 2)
     augment, recorder = [{"kind": "GaussianNoise", "sigma": 0.5}], Recorder()
-    fields = {"participation": 0.5, "rounds": 4}
+    fields = {"participation": 0.5, "rounds": 4, "seed": 9}
     job = make("fedavg", model=model, fields=fields, epochs=3, augment=augment)
-    records = records_of(job, COUPLED if model else SIZES)
+    sizes = {"a": 2, "b": 3, "c": 21, "d": 5}
+    # the longest batch is of 3, 5 and 8 records in turn
+    assert [job.cohort(n) for n in range(3)] == [("a", "b"), ("a", "d"), ("a", "c")]
+    records = records_of(job, sizes)
     check_same(job, records, 1e-10, recorder=recorder)
     assert recorder.replayed > recorder.recorded > 0
 

@@ -178,14 +178,16 @@ def test_silos_whose_layers_draw_train_one_by_one_and_no_step_is_replayed(machin
     assert (type(way), way._precision) == (PlainStepper, "float32")
 
 
-@pytest.mark.parametrize("other", [RECURRENT, AUGMENTING])
-def test_silos_that_cannot_be_stacked_train_one_by_one_and_steps_are_replayed(
-    machine, monkeypatch, other
-):
+def test_silos_that_cannot_be_stacked_train_one_by_one_and_steps_are_replayed(machine, monkeypatch):
     machine(2)
     monkeypatch.setattr(engines, "Serial", lambda job, *_, way, **__: (job, way))
-    job, way = choose(RECORDS, "cuda:1").engine(other)
-    assert (job, way._recorder) == (other, "graphs on cuda:1")
+    job, way = choose(RECORDS, "cuda:1").engine(RECURRENT)
+    assert (job, way._recorder) == (RECURRENT, "graphs on cuda:1")
+
+
+def test_silos_that_augment_are_stacked(machine):
+    machine(2)
+    assert isinstance(choose(RECORDS, "cuda:1").engine(AUGMENTING), Stacked)
 
 
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
