@@ -12,7 +12,7 @@ two steps.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
@@ -133,14 +133,13 @@ def train(
         (max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device
     )
     oddness = None
+    calls: Iterable[Batch] = batches
     if stage.augment is not None:
         changed = partial(_augmented, silos, stage.augment, draws)
         staged = bench.staged(silos, max((batch.places.numel() for batch in batches), default=0))
         # Each call is made when it is its turn: the records of one are there at a time.
         calls = (staged.filled(batch, changed, pieces) for batch in batches)
         silos = replace(silos, x=staged.x, y=staged.y)
-    else:
-        calls = iter(batches)
     with bench.step(silos, stage, context) as step:
         for batch in calls:
             # Checked once per stage: a method whose loss couples the records of a batch does so in
