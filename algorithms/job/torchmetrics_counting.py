@@ -32,7 +32,7 @@ from ...files.documents import closest
 from ..exchange.parts import Contribution, Part
 from ..models.torchvision_import import torchvision
 from ..tasks.counting import MODELS, Counting, Marks, Said, ScoreForm, Sums, Table, Tally, joined
-from ..tasks.metrics_table import LibraryMetric, MetricsTable
+from ..tasks.metrics_table import LARGEST_TABLE, LibraryMetric, MetricsTable
 from ..tasks.table_counting import tables_part
 from ..tasks.task import Task
 
@@ -339,7 +339,13 @@ def _states(metric: LibraryMetric, outputs: int, known: Sequence[str]) -> Metric
         if fault := _state_fault(name, state, vars(made)["_reductions"][name], fix):
             raise LocalError(f"{WHERE}: {metric.name} {fault}")
     shapes = tuple((name, tuple(state.shape)) for name, state in defaults.items())
-    return MetricStates(metric, outputs, shapes)
+    found = MetricStates(metric, outputs, shapes)
+    # Some options are refused only where a record is counted or states are valued, which would end
+    # a job after its first round, or at its end. Larger states are refused by their size.
+    if found.numbers <= LARGEST_TABLE:
+        labels = (1, outputs) if metric.name.startswith("Multilabel") else (1,)
+        found.value(found.summed(np.zeros((1, outputs)), np.zeros(labels, np.int64), 0))
+    return found
 
 
 def _state_fault(name: str, state: object, reduction: object, fix: str) -> str:

@@ -227,6 +227,13 @@ def test_what_cannot_cross_as_counts_is_refused(make_job, metric, why):
         make(make_job, metric)
 
 
+@pytest.mark.parametrize(("name", "average"), [("ROC", "micro"), ("LogAUC", "weighted")])
+def test_options_that_fail_with_a_record_or_with_sums_are_refused(make_job, name, average):
+    options = {"thresholds": 7, "average": average}
+    with pytest.raises(ValidationError, match=f"Multiclass{name} fails: .*correct its options"):
+        make(make_job, {"name": f"Multiclass{name}", "options": options})
+
+
 def test_metrics_that_go_with_no_task_or_with_one_another_are_refused(make_job):
     with pytest.raises(ValidationError, match="Kappa twice; give one of them a title"):
         make(make_job, KAPPA, KAPPA)

@@ -348,7 +348,7 @@ def test_options_keep_their_types():
 def test_lists_and_tables_keep_theirs():
     """As a job file, as a document, and as the builder has them."""
     written = {"a": [[1, 2.0], [True, "x"]], "b": ["group", {"groups": 4, "eps": 0.5}], "c": []}
-    taken = {"a": ((1, 2.0), (True, "x")), "b": ("group", {"groups": 4, "eps": 0.5}), "c": ()}
+    taken = {"a": ((1, 2.0), (True, "x")), "b": ("group", {"eps": 0.5, "groups": 4}), "c": ()}
     found = options(name="typed", options={"option": written})
     for one in (found, validate(found.model_dump(mode="json"), ModelOptions, "wire")):
         assert repr(one.options) == repr({"option": taken})
@@ -356,6 +356,15 @@ def test_lists_and_tables_keep_theirs():
     wire = parse_json(canonical_json(job.document()), "wire")
     assert wire["model"]["options"]["option"]["a"] == [[1, {"decimal": "2.0"}], [True, "x"]]
     assert Job.from_document(wire, "wire", None, federated=False) == job
+
+
+def test_a_table_has_the_same_order_in_a_job_file_and_in_its_document():
+    """A builder may go by it: silos would make another model than the one that was signed."""
+    found = options(name="typed", options={"option": [{"wide": 1, "narrow": {"b": 1, "a": 2}}]})
+    ((table,),) = found.options.values()
+    assert (*table, *table["narrow"]) == ("narrow", "wide", "a", "b")
+    wire = parse_json(canonical_json(found.model_dump(mode="json")), "wire")
+    assert repr(validate(wire, ModelOptions, "wire").options) == repr(found.options)
 
 
 def test_a_builder_cannot_change_a_jobs_options():
