@@ -230,9 +230,11 @@ class ColorJitter(Augmentation):
 class MixUp(Augmentation):
     """A record becomes λ of itself and 1 - λ of another one of its batch, and keeps its truth.
 
-    Zhang et al. (ICLR 2018, Eq. 1) draw λ ~ Beta(α, α) and take as loss the mean of the losses of
-    both truths, weighted by λ and 1 - λ. As a pair is drawn in both orders, that has the mean of
-    this loss, of one truth, with λ ~ Beta(α + 1, α): a density weighted by λ.
+    Zhang et al. (ICLR 2018, Eq. 1) draw λ ~ Beta(α, α) and mix the truths, too. For cross-entropy,
+    which is linear in them, that is the mean of the losses of both truths, weighted by λ and 1 - λ.
+    As a pair is drawn in both orders, this mean is on average the loss of one truth with
+    λ ~ Beta(α + 1, α): a density weighted by λ. Of a squared error the gradient is the same. Other
+    losses take this mean in place of the loss of a mixed truth. Batch norm sees other batches.
     """
 
     kind: Literal["MixUp"]

@@ -143,6 +143,15 @@ def test_one_record_changes_no_more_than_the_sensitivity(kind):
         assert 0 < 2 * largest == own, name
 
 
+def test_one_record_adds_no_more_to_a_number_than_a_sum_has_room_for():
+    """Also where it counts once per class, and no bound is known for noise."""
+    micro = {"name": "MulticlassF1Score", "options": {"average": "micro"}}
+    counting = counted(Classification(), 4, MetricsTable(torchmetrics=[micro, KAPPA]), noised=False)
+    logits = torch.eye(4)[:1]
+    most = max(tallied(counting, logits, torch.tensor([label])).states.max() for label in range(4))
+    assert 1 < most <= counting.unit("torchmetrics", "trained") == 4
+
+
 def test_a_record_that_changes_more_than_its_bound_is_left_out(monkeypatch):
     task, table = Classification(), MetricsTable(torchmetrics=[KAPPA])
     counting = counted(task, 3, table, noised=True)
@@ -295,6 +304,13 @@ def test_sums_with_noise_raise_no_error(make_job):
         table = noise.round().astype(int).tolist()
         said = counting.of_sums({"tested": 7, **{f"torchmetrics.{m}": table for m in MODELS}})
         json.dumps(said, allow_nan=False)
+    # As if noise had left nothing of the negative ones.
+    table, above = ([side * n for n in range(9 + 12 + 240 + 9)] for side in (-1, 0))
+    found, none = (
+        counting.of_sums({"tested": 7, "torchmetrics.trained": each})["trained"]
+        for each in (table, above)
+    )
+    assert found == none
     for table in ([1, 2], [[1]]):
         assert (
             "accuracy" in counting.of_sums({"tested": 7, "torchmetrics.trained": table})["trained"]

@@ -243,6 +243,20 @@ def test_records_of_several_inputs_are_dealt_out(experiment):
         assert torch.equal(lazy.records[silo].train.x.whole(), own.train.x)
 
 
+def test_the_digest_names_the_inputs_of_records(experiment, tmp_path):
+    """The same numbers in a row are other records by other names or shapes."""
+
+    def digest(**inputs):
+        arrays = {f"x.{name}": np.zeros((60, width)) for name, width in inputs.items()}
+        np.savez(tmp_path / "data.npz", y=np.arange(60) % 4, **arrays)
+        data = 'kind = "npz"\nfile = "data.npz"'
+        model = f"classes = 4\n{WARDED}"
+        return populate(experiment(data=data, partition=SHARDS, model=model)).digest
+
+    found = {digest(a=2, b=3), digest(a=3, b=2), digest(a=2, c=3), digest(a=2, b=3)}
+    assert len(found) == 3
+
+
 PACKAGED = 'kind = "package"\nname = "{}"\nfile = "data.npz"\nlazy = {}'
 
 
