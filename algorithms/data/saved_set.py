@@ -15,6 +15,7 @@ values: they reach the silo's log and its ledger.
 """
 
 import mmap
+import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ FileT = TypeVar("FileT", bound=Strict)
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 LONGEST_LIST = 400  # characters of names, in an error
+HEADER, COMPRESSION, DATA = 2, 3, 1  # fields of Message, RecordBatch and DictionaryBatch
 NO_CLASS = -1  # how datasets writes that a record has no class
 FIX = "write it again, by save_to_disk of datasets"
 
@@ -332,8 +334,38 @@ def _mapped(path: Path) -> Any:
         # Python cannot map an empty file.
         size = file.seek(0, 2)
         held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    with ipc.open_stream(pa.BufferReader(pa.py_buffer(held))) as stream:
+    whole = pa.py_buffer(held)
+    if any(map(_is_compressed, ipc.MessageReader.open_stream(pa.BufferReader(whole)))):
+        raise LocalError(f"{path}: its records are compressed, and would take any memory; {FIX}")
+    with ipc.open_stream(pa.BufferReader(whole)) as stream:
         return stream.read_all()
+
+
+def _is_compressed(message: Any) -> bool:
+    """True for a batch of records, or a dictionary, whose buffers have to be unpacked.
+
+    pyarrow unpacks them as it reads them: 60 kB may become gigabytes. It has checked the message's
+    tables, which are FlatBuffers (Arrow's format/Message.fbs).
+    """
+    data = bytes(message.metadata)
+    header = _field(data, *struct.unpack_from("<I", data), HEADER)
+    batch = {
+        "record batch": lambda: _pointed(data, header),
+        "dictionary": lambda: _pointed(data, _field(data, _pointed(data, header), DATA)),
+    }.get(message.type)
+    return batch is not None and _field(data, batch(), COMPRESSION) > 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 for one that it has not."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    size, place = struct.unpack_from("<H", data, fields)[0], 4 + 2 * number
+    offset = struct.unpack_from("<H", data, fields + place)[0] if place < size else 0
+    return table + offset if offset else 0
+
+
+def _pointed(data: bytes, place: int) -> int:
+    return place + struct.unpack_from("<I", data, place)[0]
 
 
 def _storage(array: Any) -> Any:

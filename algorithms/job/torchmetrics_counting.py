@@ -46,6 +46,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "Multiclass": ("num_classes",),
     "Multilabel": ("num_labels",),
 }
+# Numbers of a metric's states, times the records that it takes in one call: whoever writes a job
+# chooses the states, and torchmetrics makes as many numbers for each record.
+MOST_AT_ONCE = 2**23
 # By state: the square of the most that one record changes it, from its shape.
 SQUARED: Mapping[str, Callable[[Sequence[int]], int]] = {
     # A record is once in each table of the last two axes: one per threshold, class or label.
@@ -97,7 +100,7 @@ class MetricStates:
         # With two classes such a metric takes the chance of the second one.
         if self.metric.name.startswith("Binary"):
             probabilities = probabilities.reshape(-1, self.outputs)[:, 1]
-        step = 1 if most else max(len(target), 1)
+        step = 1 if most else max(MOST_AT_ONCE // (1 + self.numbers), 1)
         whole = torch.zeros(self.numbers, dtype=torch.int64)
 
         with _running(self.metric):

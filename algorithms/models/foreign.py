@@ -237,7 +237,8 @@ def _check_size(wanted: Foreign) -> None:
     """
     make = builder(wanted.name)
     # What needs values, or does not work at all, is found by ``construct``.
-    with _only_too_large(), torch.device("meta"), _same_draws(), _bounded(wanted):
+    shapes = _Shapes(wanted.where)
+    with _only_too_large(), torch.device("meta"), _same_draws(), _bounded(wanted), shapes:
         wanted.made_by(make)
 
 
@@ -256,6 +257,31 @@ def _check_work(wanted: Foreign, whole: nn.Module) -> None:
             f" {numbers.total / 1e6:,.0f} million numbers for two records of {wanted.takes}, and"
             f" {MOST_WORK / 1e9:,.0f} and {MOST_NUMBERS / 1e6:,.0f} are the most; lower model.input"
         )
+
+
+class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses tensors on "meta" that would take too much memory, which layers only compute with.
+
+    A number that is read from a tensor without values is 0, so that what follows is looked at, too.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where = where
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:  # noqa: SLF001
+            return 0
+        # Each row would be an object of its own.
+        listed = func is torch.ops.aten.unbind.int and len(args[0]) > MOST_TENSORS
+        made = args[0] if listed else func(*args, **(kwargs or {}))
+        if listed or (isinstance(made, Tensor) and made.numel() > LARGEST_MODEL):
+            raise TooLargeError(
+                f"{self._where} computes with {list(made.shape)} numbers while it is made, and"
+                f" {LARGEST_MODEL:,} are the most, or {MOST_TENSORS:,} one by one; choose smaller"
+                " options"
+            )
+        return made
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

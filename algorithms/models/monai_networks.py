@@ -21,6 +21,11 @@ from ...files.packages import MONAI
 from .registry import Shape
 
 FETCHED = re.compile("pretrained|weights")  # in the name of an argument by which values come
+# By network: why none is made, whatever a job's options say.
+REFUSED = {
+    "Transchex": "downloads values, or reads the file of its path_or_repo_id",
+    "TopologySearch": "is made in a time that grows eightfold with each of its num_depths",
+}
 # They return what is to be trained first, and then what was computed on the way.
 FIRST_OF_SEVERAL = frozenset({"ViT"})
 
@@ -42,6 +47,8 @@ def monai_builder(nets: ModuleType, name: str) -> Network:
         known = ", ".join(sorted({*map(attrgetter("__name__"), networks.values())} & {*networks}))
         raise LocalError(f"unknown model {name!r};{hint} monai.networks.nets has {known}")
     make = networks[own]
+    if why := REFUSED.get(getattr(make, "__name__", "")):
+        raise LocalError(f"model {name!r} {why}; choose another network")
     taken = _parameters(make, classes)
 
     def build(shape: Shape, outputs: int, **options: Any) -> nn.Module:

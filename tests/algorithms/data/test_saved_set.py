@@ -170,6 +170,27 @@ def test_an_empty_file_is_told(tmp_path):
         open_saved(folder)
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_compressed_records_are_refused_before_they_are_unpacked(tmp_path, codec, dictionary):
+    folder = save(tmp_path / "set", {"x": [1.0]})
+    texts = pa.array(["a" * 1_000_000])
+    held = pa.table({"x": texts.dictionary_encode() if dictionary else texts})
+    written = pa.ipc.IpcWriteOptions(compression=codec)
+    path = folder / "data-00000-of-00001.arrow"
+    with pa.ipc.new_stream(path, held.schema, options=written) as stream:
+        stream.write_table(held)
+    before = pa.total_allocated_bytes()
+    with refused("00001.arrow: its records are compressed, and would take any memory"):
+        open_saved(folder)
+    assert pa.total_allocated_bytes() - before < 1_000_000
+
+
+def test_a_dictionary_that_is_not_compressed_is_read(tmp_path):
+    column = pa.array(["a", "b"]).dictionary_encode()
+    assert len(open_saved(save(tmp_path / "set", {"x": column}))) == 2
+
+
 def test_nothing_is_unpickled(tmp_path):
     """Old versions of the library stored a class of its own, pickled, as an extension type."""
     marks = tmp_path / "marks"

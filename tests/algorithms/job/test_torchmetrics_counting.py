@@ -382,3 +382,15 @@ def test_readers_without_torchmetrics_have_the_sums_alone(make_job, monkeypatch)
     torchmetrics_counting._classes.cache_clear()
     with pytest.raises(LocalError, match=r"not installed; pip install 'staddle\[torchmetrics\]'"):
         counted(Classification(), 3, MetricsTable(torchmetrics=[KAPPA]), noised=False)
+
+
+@pytest.mark.parametrize("most", [1, 100, 2**23])
+def test_records_in_several_calls_are_counted_as_at_once(monkeypatch, most):
+    asked = MetricsTable.model_validate({"torchmetrics": THREE})
+    metrics = counted(Classification(), 3, asked, noised=False).metrics
+    scores = torch.rand(40, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    truth = np.arange(40) % 3
+    expected = [one.summed(scores, truth, 0) for one in metrics]
+    monkeypatch.setattr(torchmetrics_counting, "MOST_AT_ONCE", most)
+    for one, whole in zip(metrics, expected, strict=True):
+        assert np.array_equal(one.summed(scores, truth, 0), whole)

@@ -228,6 +228,26 @@ def test_no_values_are_fetched(name, further):
         options(name, **further)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("Transchex", "downloads values"), ("TopologySearch", "in a time that grows")],
+)
+def test_networks_that_fetch_or_hang_whatever_the_options_are_not_made(name, why):
+    with refused(f"model 'monai:{name}' .*{why}"):
+        monai_builder(nets, f"monai:{name}")
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [({"window_size": 32}, r"\[3, 32768, 32768\]"), ({"depths": [300_000_000] * 4}, r"\[12000000")],
+)
+def test_numbers_that_layers_only_compute_with_are_bounded(options, numbers):
+    table = {"name": "monai:SwinUNETR", "outputs": 2, "input": [1, 64, 64, 64], "head": "out"}
+    table["options"] = {"feature_size": 12, "depths": [1] * 4, "num_heads": [1] * 4} | options
+    with pytest.raises(ValidationError, match=f"computes with {numbers}"):
+        ModelOptions.model_validate(table)
+
+
 def test_several_outputs_are_refused():
     with refused("'monai:BasicUNetPlusPlus' makes list of two records; it has to return one tens"):
         options("BasicUNetPlusPlus", "final_conv_0_4", (1, 32, 32), features=[4] * 6)
