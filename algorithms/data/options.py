@@ -23,6 +23,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ...files.file_bounds import check_fits, check_regular
 from ..models.build import ModelOptions, input_shape
+from ..models.inputs import inputs_differ, shapes_of
 from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
 from .dataset import Dataset
@@ -190,6 +191,9 @@ class DataTable(SourceTable, ABC):
         memory runs out.
         """
         table = self.agreed(features, wary)
+        if model is not None and model.inputs and self.needs_model:
+            differs = inputs_differ(shapes_of(model.named_inputs), {})
+            raise LocalError(f"{self.where}: {differs}")
         try:
             if model is None:
                 return table.read()

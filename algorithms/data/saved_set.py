@@ -348,7 +348,7 @@ def _is_compressed(message: Any) -> bool:
     tables, which are FlatBuffers (Arrow's format/Message.fbs).
     """
     data = bytes(message.metadata)
-    header = _field(data, *struct.unpack_from("<I", data), HEADER)
+    header = _field(data, _pointed(data, 0), HEADER)
     batch = {
         "record batch": lambda: _pointed(data, header),
         "dictionary": lambda: _pointed(data, _field(data, _pointed(data, header), DATA)),
@@ -365,7 +365,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _pointed(data: bytes, place: int) -> int:
-    return place + struct.unpack_from("<I", data, place)[0]
+    return place + int.from_bytes(data[place : place + 4], "little")
 
 
 def _storage(array: Any) -> Any:

@@ -38,7 +38,6 @@ from ..tasks.task import Task
 
 TORCHMETRICS = "torchmetrics"
 WHERE = f"metrics.{TORCHMETRICS}"
-INSTALL = "pip install 'staddle[torchmetrics]'"
 FAMILY = re.compile("Binary|Multiclass|Multilabel")
 # By family: the argument of its classes that is how many outputs the model has.
 KNOWN: Mapping[str, tuple[str, ...]] = {
@@ -391,8 +390,6 @@ def _made(metric: LibraryMetric, outputs: int) -> Any:
 @lru_cache(maxsize=1)
 def _classes() -> ModuleType:
     """The module torchmetrics.classification."""
-    if not installed():
-        raise LocalError(f"{WHERE}: torchmetrics is not installed; {INSTALL}")
     # It imports torchvision, which may need help.
     torchvision("transforms", "a module that torchmetrics imports")
     with torch.device("cpu"):

@@ -255,7 +255,7 @@ def _check_work(wanted: Foreign, whole: nn.Module) -> None:
         raise TooLargeError(
             f"{wanted.where} takes {flops / 1e9:,.0f} billion operations and"
             f" {numbers.total / 1e6:,.0f} million numbers for two records of {wanted.takes}, and"
-            f" {MOST_WORK / 1e9:,.0f} and {MOST_NUMBERS / 1e6:,.0f} are the most; lower model.input"
+            f" {MOST_WORK / 1e9:,.0f} and {MOST_NUMBERS / 1e6:,.0f} are the most; lower its shape"
         )
 
 

@@ -20,7 +20,8 @@ from ...files.documents import closest
 from ...files.packages import MONAI
 from .registry import Shape
 
-FETCHED = re.compile("pretrained|weights")  # in the name of an argument by which values come
+# in the name of an argument by which values come
+FETCHED = re.compile("pretrained|weights|repo|filename|url|^checkpoint|^path|path$")
 # By network: why none is made, whatever a job's options say.
 REFUSED = {
     "Transchex": "downloads values, or reads the file of its path_or_repo_id",

@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.tasks.counting import MODELS, flattened
 from staddle.algorithms.tasks.metrics_table import MetricsTable
 from staddle.algorithms.tasks.multilabel import Multilabel
-from staddle.errors import LocalError
+from staddle.files import packages
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.blind.plan import simulated
 from staddle.simulator.run.export import measures
@@ -380,7 +381,12 @@ def test_readers_without_torchmetrics_have_the_sums_alone(make_job, monkeypatch)
     monkeypatch.setattr(torchmetrics_counting, "find_spec", lambda _: None)
     assert evaluated(evaluation) is None
     torchmetrics_counting._classes.cache_clear()
-    with pytest.raises(LocalError, match=r"not installed; pip install 'staddle\[torchmetrics\]'"):
+
+    def gone(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(packages, "distribution", gone)
+    with refused(r"no installed package has it; pip install 'staddle\[torchmetrics\]'"):
         counted(Classification(), 3, MetricsTable(torchmetrics=[KAPPA]), noised=False)
 
 

@@ -8,6 +8,7 @@ from support.jobs import make_job
 from support.refusals import refused
 from support.wards import INPUTS, WARD, shards, wards
 
+from staddle.algorithms.data.sources.formats.images import Images
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.models import foreign
 from staddle.algorithms.models.build import (
@@ -217,6 +218,12 @@ def test_a_silos_records_have_the_jobs_inputs():
         check_records(job, type(data)(data.x, data.y, inputs=other), "here")
     with refused("here: a record here has image .*, and the job's model takes one tensor; give"):
         check_records(make_job(model={"name": "mlp", "input": [72]}), data, "here")
+
+
+def test_a_folder_of_images_has_no_other_inputs(tmp_path):
+    job = make_job(model=WARD)
+    with refused("a record here has one tensor, and the job's model takes image"):
+        Images(kind="images", folder=tmp_path).load(job.model)
 
 
 def test_numbers_that_are_no_tokens_are_told_where_they_are_tokens():
