@@ -381,7 +381,12 @@ def _made(metric: LibraryMetric, outputs: int) -> Any:
     """A metric without records, on the current device."""
     known = KNOWN[FAMILY.findall(metric.name)[0]]
     found = getattr(_classes(), metric.name)
-    made = found(**metric.options, **dict.fromkeys(known, outputs))
+    # Thresholds of its own have to be a list there, and a job's lists are tuples.
+    options = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in metric.options.items()
+    }
+    made = found(**options, **dict.fromkeys(known, outputs))
     # Options are checked by now, and records before they are used.
     made.validate_args = False
     return made

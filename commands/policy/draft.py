@@ -17,6 +17,7 @@ import typer
 
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
+from ...algorithms.job.torchmetrics_counting import TORCHMETRICS
 from ...algorithms.tasks.risk_counting import RISKS
 from ...algorithms.tasks.table_counting import CONFUSION, SCORES
 from ...algorithms.tasks.value_counting import TARGETS
@@ -106,6 +107,10 @@ OF_PART = {  # the same of single parts
     SCORES: (
         "test records by class and by the model's score; they reveal how many test records of each"
         " class this silo has"
+    ),
+    TORCHMETRICS: (
+        "what metrics of torchmetrics add up over the test records, such as a confusion matrix;"
+        " they can reveal how many test records of each class this silo has"
     ),
     TARGETS: "sums of test records' targets and of their squares; they reveal mean and spread",
     RISKS: (

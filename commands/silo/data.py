@@ -97,7 +97,7 @@ def inspect(
         typer.Option(metavar="JOB", help="A job file or a signed job, to compare its features."),
     ] = None,
 ) -> None:
-    """Show the columns of a table and all its faults, and draft a silo's [data] table.
+    """Show the columns of a table and all its faults, and draft a silo's table of data.
 
     Exit code 1 if something is wrong.
 
