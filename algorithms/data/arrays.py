@@ -97,7 +97,7 @@ def read_arrays(
             check_fits(path, size, "the file itself")  # its table of contents alone may be as large
             with zipfile.ZipFile(file) as archive:
                 found = [name.removesuffix(".npy") for name in archive.namelist()]
-                needed = (*chain(*(_parts(each, found) for each in several)), *needed)
+                needed = (*chain(*(_parts(path, each, found) for each in several)), *needed)
                 return _read(path, archive, size, needed, optional)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
@@ -105,10 +105,14 @@ def read_arrays(
         raise LocalError(f"{path}: not a .npz file of plain arrays; {instead}") from error
 
 
-def _parts(name: str, found: Sequence[str]) -> Sequence[str]:
+def _parts(path: Path, name: str, found: Sequence[str]) -> Sequence[str]:
     """The arrays of a file that a needed one is: itself, or those that stand in place of it."""
     parts = fnmatch.filter(found, f"{name}.*")
-    return [name] if name in found else parts or [name]
+    if parts and name in found:
+        raise LocalError(
+            f"{path}: has {name!r}, and {parts[0]!r} in place of it; leave one of both out"
+        )
+    return parts or [name]
 
 
 def _read(

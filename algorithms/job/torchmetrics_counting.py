@@ -60,6 +60,7 @@ SQUARED: Mapping[str, Callable[[Sequence[int]], int]] = {
 }
 USE_THRESHOLDS = "write options = { thresholds = 100 }, and it counts by threshold"
 USE_BINS = "leave it out; metrics.score_bins = 64 gives calibration errors"
+USE_ANOTHER = "choose another metric, or other options"
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,8 @@ def _states(metric: LibraryMetric, outputs: int, known: Sequence[str]) -> Metric
         )
 
     # Curves keep every record where no thresholds are given.
-    fix = USE_THRESHOLDS if hasattr(made, "thresholds") else USE_BINS
+    fixes = {hasattr(made, "thresholds"): USE_THRESHOLDS, "Calibration" in metric.name: USE_BINS}
+    fix = fixes.get(True, USE_ANOTHER)
     for name, state in defaults.items():
         if fault := _state_fault(name, state, vars(made)["_reductions"][name], fix):
             raise LocalError(f"{WHERE}: {metric.name} {fault}")

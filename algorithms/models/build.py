@@ -136,6 +136,11 @@ class ModelOptions(Strict):
     ) -> dict[str, Input]:
         if inputs and info.data.get("input"):
             raise ValueError("a record is one tensor, input, or several; leave one of both out")
+        if inputs and info.data.get("name", "").startswith((TORCHVISION, MONAI)):
+            raise ValueError(
+                "networks of torchvision and MONAI take one tensor; leave inputs out, or put one"
+                " into a model of your own"
+            )
         return inputs
 
     @pydantic.field_validator("head")

@@ -59,6 +59,7 @@ LARGEST_INPUT = 2**24  # numbers of a record: the check makes two records
 # memory.
 LARGEST_MODEL = 2**28
 FIX = "correct model.input, model.options or model.head, or choose another model"
+FIX_INPUTS = "correct model.inputs, whose whole numbers need tokens, model.options or model.head"
 # For two records, once: operations as torch counts them, and numbers that they make. The check runs
 # a model ten times.
 MOST_WORK, MOST_NUMBERS = 2 * 10**11, 2**29
@@ -94,6 +95,11 @@ class Foreign:
     def takes(self) -> str:
         """The shape of a record for people, or those of its inputs."""
         return shown(shapes_of(self.inputs) or {"input": self.shape})
+
+    @property
+    def fix(self) -> str:
+        """What to do where it does not work."""
+        return FIX_INPUTS if self.inputs else FIX
 
     @property
     def where(self) -> str:
@@ -179,7 +185,7 @@ def construct(wanted: Foreign, seed: Seed, prefix: str = "") -> nn.Module:
     with (
         torch.device("cpu"),
         drawing(stream(seed, "", 0, f"init/{prefix}")),
-        packages.others_code(what, FIX),
+        packages.others_code(what, wanted.fix),
     ):
         with _bounded(wanted):
             whole = wanted.made_by(make)
@@ -372,7 +378,7 @@ def check(wanted: Foreign, seed: Seed = 0) -> dict[str, nn.Module]:
     _check_size(wanted)
     whole = construct(wanted, seed)
     _check_work(wanted, whole)
-    with packages.others_code(f"{wanted.where} does not work", FIX):
+    with packages.others_code(f"{wanted.where} does not work", wanted.fix):
         parts = split(copy.deepcopy(whole), wanted.name, wanted.head)
         _check_tensors(wanted, parts)
         x = two_records(wanted)
@@ -453,7 +459,7 @@ def _maps(parts: Mapping[str, nn.Module], x: Tensor) -> bool:
 def _called(wanted: Foreign, module: nn.Module, x: Tensor) -> Tensor:
     """The output for two records; LocalError where it is not one tensor of two rows."""
     with packages.others_code(
-        f"{wanted.where} with {wanted.takes} does not take two records {list(x.shape)}", FIX
+        f"{wanted.where} with {wanted.takes} does not take two records {list(x.shape)}", wanted.fix
     ):
         y: Any = module(x)
     if not isinstance(y, Tensor) or not y.ndim or len(y) != 2:

@@ -241,6 +241,12 @@ def _draft(
     if marks:
         table["missing_marks"] = marks
     lines = [comment]
+    # A column of lists is another form, and stands in no row of a table.
+    lines += [
+        f"# Column {name!r} holds lists: for a model that takes it, name it as array in place of"
+        " features."
+        for name in _arrays(found)
+    ]
     if not contract.features:
         lines += [
             "# Agree on center, scale and missing with the other silos: constants of these records",
@@ -254,6 +260,10 @@ def _source_of(path: Path) -> tuple[str, str]:
     if path.is_dir():
         return "huggingface", "folder"
     return "parquet" if is_parquet(path) else "csv", "file"
+
+
+def _arrays(found: TableSurvey) -> list[str]:
+    return [column.name for column in found.columns if column.kind == "array"]
 
 
 def _other_form(

@@ -83,8 +83,8 @@ def test_a_file_may_have_an_array_per_input(tmp_path, dtype):
     again = load_npz(tmp_path / "again.npz")
     assert torch.equal(again.x, data.x)
     assert again.inputs == data.take(np.array([2, 0])).inputs == data.inputs
-    # An array x is the whole record.
-    assert load_npz(written(tmp_path, y=Y, x=X, **apart)).inputs == {}
+    with refused("has 'x', and 'x.note' in place of it; leave one of both out"):
+        load_npz(written(tmp_path, y=Y, x=X, **apart))
 
 
 @pytest.mark.parametrize(

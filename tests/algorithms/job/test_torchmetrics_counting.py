@@ -237,19 +237,18 @@ def test_what_cannot_cross_as_counts_is_refused(make_job, metric, why):
         make(make_job, metric)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(("name", "average"), [("ROC", "micro"), ("LogAUC", "weighted")])
 def test_options_that_fail_with_a_record_or_with_sums_are_refused(make_job, name, average):
     options = {"thresholds": 7, "average": average}
     with pytest.raises(ValidationError, match=f"Multiclass{name} fails: .*correct its options"):
         make(make_job, {"name": f"Multiclass{name}", "options": options})
-=======
+
+
 def test_thresholds_of_its_own_are_a_curve_at_these():
     options = {"thresholds": [0.1, 0.5, 0.9]}
     table = MetricsTable(torchmetrics=[{"name": "MulticlassROC", "options": options}])
     (metric,) = counted(Classification(), 3, table, noised=False).metrics
     assert metric.shapes == (("confmat", (3, 3, 2, 2)),)
->>>>>>> 4b9b93c2 (Thresholds may be a list, a draft says what states of torchmetrics reveal, and what the pages had wrong)
 
 
 def test_metrics_that_go_with_no_task_or_with_one_another_are_refused(make_job):

@@ -267,6 +267,7 @@ def test_a_saved_data_set_is_shown_and_drafted(tmp_path):
     output = inspect("train", "--id", "patient")
     for part in ("array", "list<item: int64>", "other", "struct<a: int64>", "m 2, f 1", "33.3%"):
         assert part in output
+    assert "# Column 'codes' holds lists: for a model that takes it, name it as array in" in output
     table = draft(output)
     assert table == {
         "kind": "huggingface", "folder": str(tmp_path / "d"), "split": "train", "label": "ill",
