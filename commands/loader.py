@@ -19,7 +19,7 @@ from ..proto.channel import require_tls13
 
 # what a user types → module of this folder and function
 COMMANDS: Mapping[str, str] = {
-    "status": "status:status",
+    "status": "federation.status:status",
     "demo": "federation.demo:demo",
     "simulate": "simulate.simulate:simulate",
     "reproduce": "simulate.reproduce:reproduce",
@@ -44,6 +44,12 @@ COMMANDS: Mapping[str, str] = {
     "coordinator init": "console.examples:coordinator",
     "coordinator check": "coordinator:check",
     "coordinator run": "coordinator:run",
+    "model make": "model.make:make",
+    "model show": "model.show:show",
+    "model verify": "model.verify:verify",
+    "model predict": "model.predict:predict",
+    "model evaluate": "model.evaluate:evaluate",
+    "model export": "model.export:export",
     "data inspect": "silo.data:inspect",
     "data statistics": "silo.statistics:statistics",
     "silo init": "console.examples:silo",
@@ -77,6 +83,7 @@ GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
     "operator": "Configure an operator's access to the coordinator.",
     "job": "Write and sign job files; submit, watch and stop jobs.",
     "coordinator": "Configure, check and run the coordinator daemon.",
+    "model": "Use a trained model: verify it, ask it about new records, measure and export it.",
     "data": "Look at a table of records before a silo uses it.",
     "silo": "Configure, check and run a silo agent.",
     "policy": "Write a silo's policy, and show what it allows to leave.",

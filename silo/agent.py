@@ -18,6 +18,8 @@ from ..algorithms.training.record_checks import (
     range_advice,
     withheld_classes,
 )
+from ..bundle.description import Origin
+from ..bundle.making import ModelMaker
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -107,6 +109,7 @@ class Agent:
         self._policy = policy
         self._gate = gate
         self._budgets = budgets
+        self._keys = keys
         self._group_keys = GroupKeys(roster, keys, gate.protocol, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
@@ -633,8 +636,22 @@ class Agent:
         admitted = await self._accepted(finished.job, finished.digest)
         plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
         delivered = await self._rounds(admitted).fetch(plan, own)
-        finish = self._work(admitted).finish
-        await self._trainer.run(finish, finished.counted, delivered.tensors)
+        finish, maker = self._work(admitted).finish, await self._maker(admitted)
+        await self._trainer.run(finish, finished.counted, delivered.tensors, maker)
+
+    async def _maker(self, admitted: Admitted) -> ModelMaker:
+        head = await asyncio.to_thread(self._gate.ledger_head)
+        origin = Origin(
+            kind="silo",
+            name=self._silo,
+            federation=self._roster.federation,
+            signer=admitted.signer,
+            head=head,
+        )
+        # As the records were read: a later change of the configuration changes no model.
+        source = self._config.sources[admitted.job.dataset or self._config.dataset]
+        key = split_key(self._config.directory)
+        return ModelMaker(admitted.job, origin, source.contract(), key, self._keys)
 
 
 def _code(error: StaddleError) -> str:

@@ -12,7 +12,10 @@
     <directory>/jobs/<job>/outbox-<n>.safetensors  what the last of them gives; sent again, not
                                                    trained again (silo/parts/contributions.py)
     <directory>/jobs/<job>/counts.json             of a private job: silo/admission/accountant.py
-    <directory>/jobs/<job>/model.safetensors       the model that the silo keeps in the end
+    <directory>/jobs/<job>/model/                  the model that the silo keeps in the end, signed
+                                                   and described (bundle/folder.py)
+    <directory>/jobs/<job>/model.safetensors       its values alone, of a job that trains no model
+                                                   and of earlier releases
     <directory>/jobs/<job>/failed                  of a job that ended without its result; empty
     <directory>/jobs/<job>/report.json             scores by round, and each class's measures in
                                                    the end, for the silo's own eyes
@@ -128,7 +131,18 @@ class JobFolder:
     @property
     def finished(self) -> bool:
         """True if the job has ended here, whatever rounds this silo missed."""
-        return (self.path / "model.safetensors").exists()
+        return self.values.exists()
+
+    @property
+    def values(self) -> Path:
+        """The file of the values that the job ends with, in the model's folder or without one."""
+        alone = self.path / "model.safetensors"
+        return alone if alone.exists() else self.model / "model.safetensors"
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model that the job ends with."""
+        return self.path / "model"
 
     @property
     def failed(self) -> bool:
@@ -171,10 +185,10 @@ class JobFolder:
             if path not in (outbox, kept, self._state(counted)):
                 remove(path)
 
-    def save_model(self, state: SiloState) -> None:
-        """Keep the model that the job ends with.
+    def save_values(self, state: SiloState) -> None:
+        """Keep what the job ends with where there is no model to describe.
 
-        The job counts as finished from then on.
+        The job counts as finished from then on, as it does once its ``model`` is there.
         """
         write_atomic(self.path / "model.safetensors", state_to_bytes(state))
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -199,20 +199,49 @@ def load_npz(path: Path) -> Dataset:
     # Dtypes and shapes first: the conversions below do not check them.
     for name, x in arrays.items():
         _check_records(path, name, x, y)
+    check_some(str(path), len(y))
     texts: dict[str, Any] = {}
     for name, array in found.items():
         _check_texts(path, name, array, len(y))
         texts[name] = tuple(map(str, array.tolist()))
     truth = as_truth(y, y.shape[1:])
+    x, inputs = _as_rows(arrays)
+    return Dataset(x, truth, **texts, inputs=inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """Records [N, …] float32 of a .npz file, and the name of each."""
+
+    names: tuple[str, ...]
+    x: Tensor
+
+
+def unlabelled(path: Path) -> Unlabelled:
+    """Like ``load_npz``, for a file that need not say what is true of its records."""
+    arrays = read_arrays(path, (), several=("x",))
+    found = {name: arrays.pop(name) for name in FIXES.keys() & arrays.keys()}
+    count = len(next(iter(arrays.values())))
+    for name, x in arrays.items():
+        _check_records(path, name, x, np.zeros(count, np.int64))
+    names = tuple(map(str, range(count)))
+    if "ids" in found:
+        _check_texts(path, "ids", found["ids"], count)
+        names = tuple(map(str, found["ids"].tolist()))
+    x, _ = _as_rows(arrays)
+    return Unlabelled(names, x)
+
+
+def _as_rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensor, Shapes]:
+    """The records of an array ``x``, or packed ones of arrays ``x.NAME`` and their shapes."""
     # What float32 cannot hold becomes infinity, which ``check_records`` finds.
     with np.errstate(over="ignore"):
         if "x" in arrays:
-            x = np.ascontiguousarray(arrays["x"].astype(np.float32))
-            return Dataset(torch.from_numpy(x), truth, **texts)
+            return torch.from_numpy(np.ascontiguousarray(arrays["x"].astype(np.float32))), {}
         inputs = {name.removeprefix("x."): x.shape[1:] for name, x in arrays.items()}
         rows = [x.reshape(len(x), -1) for _, x in sorted(arrays.items())]
         x = np.concatenate(rows, axis=1, dtype=np.float32, casting="same_kind")
-        return Dataset(torch.from_numpy(x), truth, **texts, inputs=inputs)
+        return torch.from_numpy(x), inputs
 
 
 def as_truth(found: Any, shape: Sequence[int]) -> Tensor:
@@ -250,7 +279,6 @@ def _check_records(path: Path, name: str, x: NDArray[Any], y: NDArray[Any]) -> N
         raise LocalError(
             f"{path}: {name} is {list(x.shape)} and y {list(y.shape)}; give one target per record"
         )
-    check_some(str(path), len(x))
 
 
 def check_some(where: str, records: int) -> None:

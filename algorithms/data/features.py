@@ -6,7 +6,7 @@ silo compares its own declaration and its records with that before anything is t
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import inf, isfinite, nan
 from typing import Annotated
@@ -237,7 +237,18 @@ def outside(features: Sequence[Feature], x: Tensor) -> dict[str, tuple[int, int]
     By the feature's name, and only where any lie outside. ``x`` has the numbers of the features in
     their order, centred and scaled. What stands in for a missing value is none.
     """
-    values, found, place = x.reshape(len(x), -1), {}, 0
+    found = {}
+    for feature, beyond, here in beyond_range(features, x):
+        if records := int(beyond.sum()):
+            found[feature.name] = records, int(here.sum())
+    return found
+
+
+def beyond_range(
+    features: Sequence[Feature], x: Tensor
+) -> Iterator[tuple[Feature, Tensor, Tensor]]:
+    """Each feature with a range: which records [N] are outside, and which have a value at all."""
+    values, place = x.reshape(len(x), -1), 0
     for feature in features:
         column = values[:, place]
         place += feature.width
@@ -249,10 +260,7 @@ def outside(features: Sequence[Feature], x: Tensor) -> dict[str, tuple[int, int]
             for value in (feature.stand_in, feature.low, feature.high)
         )
         here = column != stand_in
-        records = int((((column < low) | (column > high)) & here).sum())
-        if records:
-            found[feature.name] = records, int(here.sum())
-    return found
+        yield feature, ((column < low) | (column > high)) & here, here
 
 
 def out_of_range(features: Sequence[Feature], x: Tensor, share: float) -> list[str]:
@@ -260,9 +268,16 @@ def out_of_range(features: Sequence[Feature], x: Tensor, share: float) -> list[s
 
     It says how many, and no value.
     """
+    return range_faults(features, outside(features, x), share)
+
+
+def range_faults(
+    features: Sequence[Feature], found: Mapping[str, tuple[int, int]], share: float
+) -> list[str]:
+    """The same of records that were counted before, as ``outside`` counts them."""
     ranges = {feature.name: feature for feature in features}
     faults = []
-    for name, (records, values) in outside(features, x).items():
+    for name, (records, values) in found.items():
         # Never by a single record: an operator could find it by the ranges of several jobs.
         if records > max(share * values, 1):
             feature = ranges[name]

@@ -7,10 +7,10 @@ new kind writes ``read`` and overrides whatever else is different for it.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 import pydantic
@@ -28,6 +28,7 @@ from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
 from .dataset import Dataset
 from .features import Feature
+from .new_records import NewRecords
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -207,6 +208,24 @@ class DataTable(SourceTable, ABC):
     def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
         """The table with what it leaves to a job's declaration, where its kind leaves anything."""
         return self
+
+    def contract(self) -> dict[str, Any]:
+        """The table by which new records of this kind are read: no path, nothing of a record.
+
+        Kinds that have no form for new records take arrays, as they give them to a model.
+        """
+        return {"kind": "npz"}
+
+    def at(self, data: Path) -> "DataTable":
+        """The table of a contract with other records; LocalError where its kind cannot have any."""
+        raise LocalError(f"{data}: {self.kind!r} has no records elsewhere; give a .npz file")
+
+    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
+        """The records of a contract's kind at another place, so many at a time.
+
+        What is true of them need not be there. LocalError for what is not of the contract.
+        """
+        raise LocalError(f"{data}: {self.kind!r} has no new records; give a .npz file")
 
     @abstractmethod
     def read(self) -> Dataset:

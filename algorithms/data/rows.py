@@ -25,10 +25,13 @@ AT_ONCE = 4096  # records of a Parquet file
 
 
 @contextmanager
-def csv_rows(path: Path, delimiter: str = ",", encoding: Encoding = "utf-8") -> Iterator[Rows]:
+def csv_rows(
+    path: Path, delimiter: str = ",", encoding: Encoding = "utf-8", *, whole: bool = True
+) -> Iterator[Rows]:
     """Lines of a CSV file that are not blank, with their numbers.
 
-    LocalError for a file that is empty, is not of that encoding, or has quotes that do not close.
+    The file is to fit the memory, unless the caller does not keep its ``whole`` text. LocalError
+    for a file that is empty, is not of that encoding, or has quotes that do not close.
     """
     # Spreadsheets write a byte order mark, which would be part of the first name.
     known = {"utf-8": "utf-8-sig"}.get(encoding, encoding)
@@ -37,7 +40,8 @@ def csv_rows(path: Path, delimiter: str = ",", encoding: Encoding = "utf-8") -> 
             open_regular(path) as opened,
             io.TextIOWrapper(opened, known, newline="") as file,
         ):
-            check_fits(path, path.stat().st_size, "its text")
+            if whole:
+                check_fits(path, path.stat().st_size, "its text")
             # ``strict`` makes a misplaced quote an error; without it, csv would guess.
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             try:
@@ -96,13 +100,29 @@ def _records(path: Path, file: Any) -> Rows:  # of pyarrow, which has no types
 def texts_of(path: Path, name: str, column: Any) -> list[str]:
     """The cells of an Arrow array as texts; LocalError for what Python cannot hold."""
     try:
-        return list(map(as_text, column.to_pylist()))
+        return list(map(as_text, _in_microseconds(column).to_pylist()))
     # Without its cause, whose text has the value: such as a time finer than Python's.
     except (ValueError, OverflowError):
         raise LocalError(
             f"{path}, column {name!r}: Python cannot hold one of its values, of type"
             f" {column.type}; write it with another type, such as timestamp[us]"
         ) from None
+
+
+def _in_microseconds(column: Any) -> Any:
+    """Times in the unit that Python's have; ValueError where one is finer.
+
+    Where pandas is installed, pyarrow would make pandas' times of finer ones, whose texts differ.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - installed for those who have such files
+
+    kind = column.type
+    if getattr(kind, "unit", "") != "ns":
+        return column
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz))
+    wider = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    return column.cast(wider)
 
 
 def as_text(value: Any) -> str:

@@ -1,5 +1,6 @@
 """One class per record: cross-entropy, and focal loss for classes that few records have."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from ...files.documents import Real
 from .class_counting import ClassCounting
 from .metrics_table import MetricsTable
-from .task import Task, labels_fault, weights_fault
+from .task import Task, chances_of, labels_fault, weights_fault
 
 Weight = Annotated[Real, Field(gt=0)]
 
@@ -69,6 +70,32 @@ class Classification(Task):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The probability of each class."""
         return torch.softmax(outputs, dim=1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The probability of each class."""
+        return self.probabilities(outputs)
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The classes."""
+        return chances_of(names)
+
+    def cut_offs(self, outputs: int) -> int:
+        """One of two classes: of more, the most likely one is called."""
+        return int(outputs == 2)
+
+    def compared(self, answers: Tensor) -> Tensor:
+        """The probability of class 1."""
+        return answers[:, 1:2]
+
+    def truths(self, y: Tensor) -> Tensor:
+        """Whether a record is of class 1."""
+        return y[:, None] == 1
+
+    def decisions(self, answers: Tensor, thresholds: Sequence[float] = ()) -> Tensor:
+        """The class: with a threshold 1 from it on, else the most likely one."""
+        if not thresholds:
+            return answers.argmax(1)
+        return (self.compared(answers) >= answers.new_tensor(thresholds))[:, 0].long()
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """A label that is no class, or y that are no labels."""

@@ -1,5 +1,6 @@
 """Several labels per record, each there or not, such as findings in an image."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from ...files.documents import Real
 from .label_counting import LabelCounting
 from .metrics_table import MetricsTable
-from .task import Task, first, shape_fault, weights_fault
+from .task import Task, chances_of, first, shape_fault, weights_fault
 
 Weight = Annotated[Real, Field(gt=0)]
+HALF = 0.5  # a logit of 0, from which on evaluation counts a label as called
 
 
 class Multilabel(Task):
@@ -44,6 +46,30 @@ class Multilabel(Task):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The probability of each label."""
         return torch.sigmoid(outputs)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The probability of each label."""
+        return self.probabilities(outputs)
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The labels."""
+        return chances_of(names)
+
+    def cut_offs(self, outputs: int) -> int:
+        """One per label."""
+        return outputs
+
+    def compared(self, answers: Tensor) -> Tensor:
+        """The probabilities."""
+        return answers
+
+    def truths(self, y: Tensor) -> Tensor:
+        """Whether a record has each label."""
+        return y == 1
+
+    def decisions(self, answers: Tensor, thresholds: Sequence[float] = ()) -> Tensor:
+        """Which labels a record has: those from their threshold on, which is 0.5 by default."""
+        return (answers >= answers.new_tensor(thresholds or (HALF,))).long()
 
     def strata(self, y: Tensor) -> Tensor:
         """The first label that a record has, from 1 on; 0 for none."""

@@ -6,7 +6,7 @@ unit. Errors are counted as shares of the range, at most 1, so one record change
 amount.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -95,6 +95,15 @@ class Regression(Task):
             record = first(~y.isfinite())
             return f"the target of record {record} is NaN or beyond float32; clean it first"
         return ""
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The number itself, in its unit [B, 1]."""
+        center, scale = self.affine
+        return outputs * scale + center
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """One column, with the unit."""
+        return (f"value ({self.unit})" if self.unit else "value",)
 
     def strata(self, y: Tensor) -> Tensor:
         """Tenths of the records by target: 0 has the lowest."""

@@ -6,7 +6,7 @@ The loss is cross-entropy plus a soft Dice loss, as in nnU-Net (Isensee et al., 
 the records in which the class is true or called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from ...files.documents import Real
 from .counting import Said, ScoreForm
 from .measures import share
 from .metrics_table import MetricsTable
-from .task import Task, first, named_array, weights_fault
+from .task import Task, chances_of, first, named_array, weights_fault
 from .value_counting import ValueCounting
 
 Weight = Annotated[Real, Field(gt=0)]
@@ -84,6 +84,18 @@ class Segmentation(Task):
                 " classes, or have the operator correct model.classes"
             )
         return ""
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The probability of each class at each position [B, C, …]."""
+        return torch.softmax(outputs, dim=1)
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The classes."""
+        return chances_of(names)
+
+    def decisions(self, answers: Tensor, thresholds: Sequence[float] = ()) -> Tensor:
+        """The most likely class of each position [B, …]."""
+        return answers.argmax(1)
 
     def strata(self, y: Tensor) -> Tensor:
         """The class but 0 that most of a record's positions have; 0 for none."""

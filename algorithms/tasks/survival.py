@@ -9,7 +9,7 @@ networks", PeerJ 2019, Eqs. 2 and 3); with e the interval of a record's time::
     last seen   -Σ_{k<e} log(1 - h_k), and of its own interval, too, past the interval's middle
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -81,6 +81,14 @@ class DiscreteSurvival(Task):
         if len(set(self.interval(y[:, 0]).tolist())) == 1:
             return "all times are in one interval of the job's task.cuts; are they in another unit?"
         return ""
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The probability of no event up to the end of each interval [B, T]."""
+        return self.log_survival(outputs).exp()
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The ends of the intervals."""
+        return tuple(f"survival({cut:g})" for cut in self.cuts)
 
     def strata(self, y: Tensor) -> Tensor:
         """Records with an event, 1, and those last seen without, 0."""

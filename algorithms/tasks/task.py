@@ -6,6 +6,7 @@ never look at what is true of a record: they ask the task for losses. Those that
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -80,6 +81,38 @@ class Task(Strict):
             " metrics.torchmetrics out"
         )
 
+    # What a trained model says of a record.
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What a reader is told, [B, answers]: by default the outputs themselves.
+
+        [B, answers, …] in a ``dense`` task.
+        """
+        return outputs
+
+    def answer_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The columns of ``answers``; ``names`` are those of the outputs, or their numbers."""
+        return tuple(f"output {name}" for name in names)
+
+    def cut_offs(self, outputs: int) -> int:
+        """How many thresholds turn answers into decisions; none by default."""
+        return 0
+
+    def compared(self, answers: Tensor) -> Tensor:
+        """What is compared with thresholds, [B, cut_offs]; LocalError in tasks without any."""
+        raise LocalError(f"the task {self.kind} has no thresholds")
+
+    def truths(self, y: Tensor) -> Tensor:
+        """Whether each of ``compared`` is true of a record, [B, cut_offs] bool."""
+        raise LocalError(f"the task {self.kind} has no thresholds")
+
+    def decisions(self, answers: Tensor, thresholds: Sequence[float] = ()) -> Tensor | None:
+        """Class numbers [B, …], or 0 and 1 per label [B, L]; None where there is no decision.
+
+        Without thresholds it is what evaluation counts: the class with the largest output.
+        """
+        return None
+
     def strata(self, y: Tensor) -> Tensor:
         """By record, the number of what a partition by label deals out alike, [N] int64."""
         return y
@@ -116,6 +149,11 @@ def labels_fault(y: Tensor, outputs: int) -> str:
         f" knows classes 0 to {outputs - 1}; number the classes from 0, or have the operator"
         " correct model.classes"
     )
+
+
+def chances_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Columns of probabilities, by the names of what is probable."""
+    return tuple(f"p({name})" for name in names)
 
 
 def weights_fault(key: str, weights: tuple[float, ...] | None, outputs: int) -> str:

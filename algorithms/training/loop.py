@@ -27,7 +27,7 @@ from ..models.foreign import draws_randomly, traits_of
 from ..numerics.devices import Precision, casting, channels_last, device_of, multiplying
 from ..numerics.streams import permutation, secret_stream
 from ..numerics.torch_draws import drawing
-from ..tasks.counting import Counting, Tally, gathered
+from ..tasks.counting import Counting, Marks, Tally, gathered
 from .optimisers import clipped, move
 
 EVALUATION_CHUNK = 512  # records of a call in evaluation mode
@@ -366,7 +366,6 @@ def evaluation_chunk(shape: Sequence[int], modules: Modules) -> int:
     return min(EVALUATION_CHUNK, max(1, EVALUATION_BYTES // max(1, own)))
 
 
-@torch.no_grad()
 def evaluate(
     method: Method,
     modules: Modules,
@@ -377,7 +376,22 @@ def evaluate(
 ) -> Tally:
     """The counts of the silo's model on its records, in evaluation mode.
 
-    CancelledError between two calls once ``cancelled()`` holds.
+    CancelledError between two calls once ``cancelled()`` holds. ``rows`` as in ``marked``.
+    """
+    marks = marked(method.predict, modules, data, counting, rows, cancelled)
+    return counting.count(marks, [data.y.cpu().numpy()])
+
+
+@torch.no_grad()
+def marked(
+    predict: Callable[[Modules, Tensor], Tensor],
+    modules: Modules,
+    data: Dataset,
+    counting: Counting,
+    rows: int | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> dict[str, list[Marks]]:
+    """What is counted of each record, piece by piece, of a model in evaluation mode.
 
     With ``rows`` every call has that size, so that no record's outputs depend on the number of
     records: matrix products round otherwise in calls of other sizes (clipped_sum.py).
@@ -393,7 +407,7 @@ def evaluate(
         # Calls of one size: rows that fill up the last one are not counted.
         calls = calls_of(data, rows)
     marks = [
-        (counting.marks(method.predict(modules, x), y), records)
+        (counting.marks(predict(modules, x), y), records)
         for x, y, records in stoppable(calls, cancelled)
     ]
     found = gathered(counting)
@@ -401,4 +415,4 @@ def evaluate(
     for own, records in marks:
         for name, mark in own.items():
             found[name].append(mark[:records].cpu().numpy())
-    return counting.count(found, [data.y.cpu().numpy()])
+    return found

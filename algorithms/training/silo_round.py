@@ -556,13 +556,14 @@ def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
     return SiloState(parts, before.extra)
 
 
-def state_to_bytes(state: SiloState) -> bytes:
+def state_to_bytes(state: SiloState, texts: Mapping[str, str] | None = None) -> bytes:
     """One safetensors file with the names of ``SiloState.flat``.
 
-    Its metadata holds the taints in a private job, and the longest steps where they are known.
+    Its metadata holds the taints in a private job, and the longest steps where they are known, and
+    further ``texts``.
     """
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
-    metadata: dict[str, str] = {}
+    metadata = dict(texts or {})
     if state.taints:
         metadata[TAINTS] = taints_to_text(state.taints)
     if state.steps is not None:

@@ -190,7 +190,9 @@ def _is_name(value: object) -> bool:
 
 
 def _owner(path: Path) -> str:
-    """The silo's folder: model.safetensors lies in <silo>/<state>/jobs/<job>/."""
+    """The silo's folder: a model lies in <silo>/<state>/jobs/<job>/model/."""
     folders = path.resolve().parents
+    if folders[0].name == "model":
+        folders = folders[1:]
     in_state = len(folders) > 3 and folders[1].name == "jobs"
     return folders[3].name if in_state else path.stem

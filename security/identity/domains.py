@@ -11,6 +11,7 @@ ENTRY = b"staddle/entry/1"  # a member over its own public entry: it holds the p
 ROSTER = b"staddle/roster/1"  # a founder over a roster
 JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
+MODEL = b"staddle/model/1"  # a silo over the files of a trained model
 HEAD = b"staddle/head/1"  # a silo over the head that it holds of another one's ledger
 
 # ctx of an attempt at a secure sum: everything else there is bound to it
@@ -90,6 +91,7 @@ SIGNED = (
     ROSTER,
     JOB,
     RECEIPT,
+    MODEL,
     HEAD,
     SECAGG_SPEC,
     SECAGG_KEYS,

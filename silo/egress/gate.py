@@ -113,6 +113,10 @@ class Gate:
         self.sum_records = SumRecords(ledger)
         self.signed_sets = SignedSets(ledger, roster, policy)
 
+    def ledger_head(self) -> str:
+        """The signed head of this silo's ledger, of all its records, as text."""
+        return bytes(self._ledger.checkpoint()).decode()
+
     # The four forms of an upload. ``cohort`` are the ids of the round's silos, sorted.
 
     async def upload_plain(

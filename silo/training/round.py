@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ... import log
 from ...algorithms.course import SiloState
 from ...algorithms.exchange.parts import Part, fits, laid_out
 from ...algorithms.exchange.plain import PLAIN
@@ -20,7 +21,8 @@ from ...algorithms.method import initial_state
 from ...algorithms.tasks.task import histogram
 from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.silo_round import final_round, local_round
-from ...errors import LocalError
+from ...bundle.making import ModelMaker
+from ...errors import CancelledError, LocalError, UnwritableError
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
 from ..job_folder import JobFolder
@@ -94,7 +96,7 @@ class JobTraining:
         self.folder.add_round(outcome.report, self._facts())
         return contributions
 
-    def finish(self, counted: int, delivered: Delivered) -> None:
+    def finish(self, counted: int, delivered: Delivered, maker: ModelMaker) -> None:
         """Take the last results, evaluate, keep the model.
 
         The job is finished here once its model is on the disk. CancelledError if it was stopped.
@@ -114,8 +116,23 @@ class JobTraining:
             device=here.device,
             cancelled=self.cancelled,
         )
-        self.folder.save_model(outcome.state)
+        self._keep(outcome.state, maker)
         self.folder.finish(outcome.report, self._facts())
+
+    def _keep(self, state: SiloState, maker: ModelMaker) -> None:
+        admitted = self.admitted
+        if not admitted.job.method().trains:
+            self.folder.save_values(state)
+            return
+        try:
+            model, sides = self.folder.model, (admitted.train, admitted.test)
+            maker.write(model, state, *sides, self.cancelled)
+        except (UnwritableError, CancelledError):
+            raise
+        # Nothing that is said about a model may cost the model.
+        except LocalError as error:
+            log.problem("model.undescribed", job=admitted.job.name, why=str(error))
+            self.folder.save_values(state)
 
     def own(self, counted: int, part: Part) -> Flat:
         """The values of a Mix part that this silo uploaded in the last round that counted.

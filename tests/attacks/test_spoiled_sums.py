@@ -14,6 +14,7 @@ import torch
 from federation.conftest import small_document
 
 from staddle.algorithms.data.dataset import digits
+from staddle.silo.job_folder import JobFolder
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 
@@ -50,7 +51,7 @@ def silos_of(events, kind):
 
 def largest(running, job, silo):
     """The largest number of the model that a silo has in the end; 0 where it has none."""
-    if not (running.job_folder(job, silo) / "model.safetensors").exists():
+    if not JobFolder(running.job_folder(job, silo)).finished:
         return 0.0
     parts = running.model(job, silo).parts
     return max(

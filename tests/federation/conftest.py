@@ -33,7 +33,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.roster import Roster
 from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.log.head import own_log_key
-from staddle.silo.job_folder import split_key
+from staddle.silo.job_folder import JobFolder, split_key
 
 # below those of ip_local_port_range (ip(7)), from which connections and port 0 are served
 PORTS = range(12_000, 32_000)
@@ -271,7 +271,7 @@ class Running:
         return {silo: split(self.data[silo], key, 0.25) for silo, key in keys.items()}
 
     def model(self, job: Job, silo: str) -> SiloState:
-        return state_from_bytes((self.job_folder(job, silo) / "model.safetensors").read_bytes())
+        return state_from_bytes(JobFolder(self.job_folder(job, silo)).values.read_bytes())
 
     def check_models(self, job: Job, expected: SimulationResult, silos: Sequence[str] = ()) -> None:
         """Every silo of a job has what the simulation says, bit for bit."""

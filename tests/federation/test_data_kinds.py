@@ -10,7 +10,7 @@ from staddle.algorithms.data.sources.public.bundled import Bundled
 from staddle.algorithms.engines.simulation import simulate
 from staddle.errors import AbortedError
 from staddle.silo import config as configs
-from staddle.silo.job_folder import split_key
+from staddle.silo.job_folder import JobFolder, split_key
 
 SILOS = ("north", "east")
 TUMOURS = {
@@ -153,7 +153,7 @@ def test_a_silo_that_is_stopped_in_its_last_tests_takes_the_result_when_it_retur
     assert running.events("north", "round.given")
     assert running.events("north", "job.finished") == []
     assert running.events("north", "job.finish_failed") == []
-    assert not (running.job_folder(job, "north") / "model.safetensors").exists()
+    assert not JobFolder(running.job_folder(job, "north")).finished
     with pytest.raises(AbortedError, match="ended with code 0"):
         north.event(60)
     running.start_silo("north").wait_for("job.finished", 60)

@@ -62,7 +62,7 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
         folder = running.federation.state(silo) / "jobs" / "job"
         # all that was secret is gone
         assert [path.name for path in folder.glob("*group*")] == [ENDED]
-        assert (folder / "model.safetensors").exists()
+        assert (folder / "model" / "model.safetensors").exists()
         (file,) = seen["job", silo]
         assert (file[:32], len(file)) == (epoch.context(), 6 * 32)
         keys.add(file[32:96])

@@ -53,6 +53,6 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
     shown = show(jobs / never.name / "result.safetensors")
     assert (type(shown.exception), shown.output) == (LocalError, "")
     assert 'release_membership = "last"' in str(shown.exception)
-    own = running.federation.state("east") / "jobs" / never.name / "model.safetensors"
+    own = running.federation.state("east") / "jobs" / never.name / "model" / "model.safetensors"
     kept = simulate(never, shards).states["east"].parts["membership"]["c"]
     assert show(own).stdout.splitlines()[1].split() == ["east", *cells(kept)]

@@ -159,7 +159,7 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
     ]
     assert left(running, "west", crash) == [0, 1, 2]
     models = [
-        running.federation.state(silo) / "jobs" / "crash" / "model.safetensors"
+        running.federation.state(silo) / "jobs" / "crash" / "model" / "model.safetensors"
         for silo in ("north", "west")
     ]
     north, west = (state_from_bytes(path.read_bytes()).flat for path in models)

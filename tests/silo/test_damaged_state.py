@@ -77,7 +77,7 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         lambda p: JobFolder(p).report()["final"]),
     "dataset": (lambda p: JobFolder(p).accept(b"{}", "data"),
         lambda p: JobFolder(p).check_on("data")),
-    "model.safetensors": (lambda p: JobFolder(p).save_model(STATE),
+    "model.safetensors": (lambda p: JobFolder(p).save_values(STATE),
         lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist()),
     "counts.json": (lambda p: account(p).keep_counts(Counts(torch.tensor([4, 0, 9]), 3)),
         lambda p: account(p).counts()),

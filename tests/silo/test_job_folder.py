@@ -87,7 +87,7 @@ def test_a_job_that_was_run_here_is_not_new(folder, rounds):
 
 
 def test_a_job_that_ended_here_is_not_new(folder):
-    folder.save_model(state())  # the end of a job in which this silo never trained
+    folder.save_values(state())  # the end of a job in which this silo never trained
     assert (folder.rounds_done, folder.finished) == (0, True)
     with pytest.raises(LocalError, match="run here before"):
         folder.check_new(b'{"signed":1}')
@@ -245,7 +245,7 @@ def test_the_outbox_keeps_what_its_tensors_were_computed_from(folder):
 
 def test_the_last_model_is_kept_beside_the_state(folder):
     folder.save_round(0, 0, state(1.0), Contributions(payload()))
-    folder.save_model(state(2.0))
+    folder.save_values(state(2.0))
     assert "model.safetensors" in files(folder)
     assert folder.rounds_done == 1
     folder.save_round(1, 1, state(3.0), Contributions(payload()))
@@ -254,7 +254,7 @@ def test_the_last_model_is_kept_beside_the_state(folder):
 
 def test_what_is_kept_is_readable_by_its_owner_alone(folder):
     train(folder, 0)
-    folder.save_model(state())
+    folder.save_values(state())
     folder.add_round(report(0), {})
     for path in folder.path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

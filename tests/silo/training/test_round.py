@@ -8,6 +8,8 @@ from support.recording_gate import World
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.accountant import PrivateSilo
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
+from staddle.bundle.description import Origin
+from staddle.bundle.making import ModelMaker
 from staddle.errors import LocalError, UnwritableError
 from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.noise import Randomness
@@ -18,6 +20,8 @@ from staddle.silo.parts.declared import Declared, RecordCount
 from staddle.silo.training.round import JobTraining
 
 from ..conftest import records
+
+NPZ = {"kind": "npz"}
 
 
 @pytest.fixture
@@ -34,6 +38,10 @@ def work(made, tmp_path):
         return JobTraining(admitted, folder, "silo-a", 1, lambda: False)
 
     return make
+
+
+def maker(work):
+    return ModelMaker(work.admitted.job, Origin(kind="silo", name="silo-a"), NPZ, b"key")
 
 
 def delivery(work, seed):
@@ -89,11 +97,11 @@ def test_the_end_evaluates_what_counted(work, counted):
     states[2] = one.folder.state(2)
     if counted:
         with pytest.raises(LocalError, match="which it cannot take back"):
-            one.finish(0, delivery(one, 2))
-    one.finish(counted, delivery(one, 2))
-    kept = (one.folder.path / "model.safetensors").read_bytes()
+            one.finish(0, delivery(one, 2), maker(one))
+    one.finish(counted, delivery(one, 2), maker(one))
+    kept = one.folder.values.read_bytes()
     if counted:  # fedper keeps the model that was trained last
-        assert kept == state_to_bytes(states[counted])
+        assert state_to_bytes(state_from_bytes(kept)) == state_to_bytes(states[counted])
     else:  # and a silo of which no round counted the one that was delivered
         (part,) = delivery(one, 2)
         shared = {f"extractor.{n}": v for n, v in state_from_bytes(kept).parts["extractor"].items()}
@@ -225,6 +233,6 @@ def test_weights_from_a_file_are_private_unless_the_owner_says_that_they_are_pub
 def test_the_end_of_a_private_job_spends_nothing(paid):
     work = paid()
     work.train(0, 0, {})
-    work.finish(1, {})
+    work.finish(1, {}, maker(work))
     assert paid.spent() == 4
     assert work.folder.finished

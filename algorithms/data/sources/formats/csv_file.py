@@ -7,14 +7,15 @@
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
 
 from ...options import Names
-from ...rows import Decimal, Encoding, Reading, csv_rows, pointed
+from ...rows import Decimal, Encoding, Reading, csv_rows, is_parquet, pointed
 from .labelled import Labelled, check_distinct
+from .parquet import Parquet
 from .table import Table
 
 
@@ -49,6 +50,10 @@ class CsvRows(Labelled):
         """The lines that are not blank."""
         return csv_rows(self.file, self.delimiter, self.encoding)
 
+    def streamed(self) -> Reading:
+        """The lines, whose text need not fit the memory."""
+        return csv_rows(self.file, self.delimiter, self.encoding, whole=False)
+
     def number(self, text: str) -> str:
         """Points and commas change places where ``decimal`` is a comma."""
         return pointed(text, self.decimal)
@@ -62,3 +67,16 @@ class Csv(CsvRows, Table):
     """``kind = "csv"``."""
 
     kind: Literal["csv"]
+
+    def contract(self) -> dict[str, Any]:
+        """Also how the file is written."""
+        written = {"columns", "delimiter", "encoding", "decimal"}
+        own = self.model_dump(mode="json", include=written, exclude_defaults=True)
+        return {**super().contract(), **own}
+
+    def at(self, data: Path) -> Table:
+        """The table in another file, which may be Parquet by its name."""
+        if not is_parquet(data):
+            return self.model_copy(update={"file": data})
+        own = self.model_dump(include=set(Table.model_fields))
+        return Parquet(kind="parquet", file=data, **own)

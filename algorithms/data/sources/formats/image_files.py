@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import filterfalse
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -24,7 +24,8 @@ from torch import Tensor
 from .....errors import LocalError, reason
 from ....models.registry import Shape
 from ...lazy import LazyRecords
-from ...options import ImageFiles, Number, OneByOne, Positive
+from ...new_records import NewRecords
+from ...options import ImageFiles, Number, OneByOne, Positive, SourceTable
 from . import dicom, nifti, pictures
 from .scans import Fit, Scan
 
@@ -66,6 +67,29 @@ class ImageFolder(ImageFiles, OneByOne):
     def fit(self) -> Fit:
         """How scans become records."""
         return Fit(self.window, self.spacing, self.resize)
+
+    def contract(self) -> dict[str, Any]:
+        """All keys but those that say where the images lie, and how they are read in training."""
+        elsewhere = {"file", "folder", "lazy", "workers", "test_fraction"}
+        kept = {"kind": self.kind}
+        return kept | self.model_dump(mode="json", exclude=elsewhere, exclude_defaults=True)
+
+    def at(self, data: Path) -> "ImageFolder":
+        """The table with another folder."""
+        return self.model_copy(update={"folder": data})
+
+    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
+        """All images below a folder, whatever its folders are named; a name is a path in it."""
+        table = self.model_copy(update={"folder": data, "lazy": True, "workers": 0})
+        SourceTable.check_present(table)
+        with listing(data):
+            paths = image_files(data, is_volume(shape))
+        table.check_shape(shape)
+        x, names = read_images(table, paths, shape, lambda: ""), relative_ids(data, paths)
+        starts = range(0, len(paths), rows)
+        places = [np.arange(start, min(start + rows, len(paths))) for start in starts]
+        for index, piece in LazyRecords.batches(x, places):  # type: ignore[arg-type] # lazy ones
+            yield NewRecords([names[place] for place in index], piece)
 
     def check_shape(self, shape: Shape) -> None:
         """LocalError unless records of this shape can be made of images."""

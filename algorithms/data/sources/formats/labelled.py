@@ -7,7 +7,7 @@ import difflib
 import re
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -92,6 +92,10 @@ class Labelled(DataTable):
     def rows(self) -> Reading:
         """The rows of the file, the first with the names of the columns unless ``header`` has."""
 
+    def streamed(self) -> Reading:
+        """The same, of a file that may be larger than the memory."""
+        return self.rows()
+
     def number(self, text: str) -> str:
         """A number of the file as a point writes it, and the other way round."""
         return text
@@ -127,7 +131,8 @@ class Labelled(DataTable):
         y, reader = array("d"), self._reader
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         records = 0
-        for line, cells in self._cells():
+        used = (*self.inputs, *self.truths, *texts)
+        for line, cells in self.cells(self.rows(), used):
             take(line, cells)
             y.extend(reader(self, line, name, cells[name]) for name in self.truths)
             for name, column in texts.items():
@@ -143,13 +148,18 @@ class Labelled(DataTable):
         by_record = map(columns.get, (self.id, self.source, self.group))
         return Truths(torch.from_numpy(truths), *by_record)
 
-    def _cells(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """The number of each row, and the texts of its cells in the columns that are named."""
-        with self.rows() as rows:
+    def cells(
+        self, reading: Reading, used: Sequence[str], optional: Collection[str] = ()
+    ) -> Iterator[tuple[int, dict[str, str]]]:
+        """The number of each row, and the texts of its cells in the columns that are ``used``.
+
+        Optional columns may be missing.
+        """
+        with reading as rows:
             # By name, not position: one more column in the file must not shift the others.
             header = list(map(str.strip, self.header or next(rows)[1]))
-            used = (*self.inputs, *self.truths, *self._named_columns())
-            places = {name: _place(self, header, name) for name in used}
+            there = [*used, *filter(header.__contains__, optional)]
+            places = {name: _place(self, header, name) for name in there}
             for line, row in rows:
                 # A row with a cell too few would put values under wrong names.
                 if len(row) != len(header):

@@ -37,6 +37,10 @@ class ListedImages(CsvRows, ImageFolder):
         """The column of the images."""
         return (self.image,)
 
+    def at(self, data: Path) -> "ListedImages":
+        """The table with another list, whose images lie in the folder of the list and below."""
+        return self.model_copy(update={"file": data, "folder": data.parent})
+
     def examine(self) -> str:
         """How many images are listed; none is opened."""
         found, _ = self._rows()

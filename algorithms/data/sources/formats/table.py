@@ -8,23 +8,26 @@ is there: they reach the silo's log and its ledger.
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import filterfalse
 from math import inf, isfinite
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pydantic
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from .....files.file_bounds import check_fits
 from ....models.class_names import composed
+from ....models.registry import Shape
 from ...dataset import Dataset
 from ...features import REACH, Feature, stated
+from ...new_records import NewRecords, in_pieces
 from ...options import Names, Number, Positive, UndeclaredError
 from .labelled import Labelled, fault, parsed, twice
 
@@ -88,6 +91,10 @@ class Table(Labelled):
     def marks(self, name: str) -> tuple[str, ...]:
         """How a missing value of a column is written."""
         return self.missing_marks.get(name, UNMARKED)
+
+    def reach(self, name: str) -> float:
+        """The largest standardised value of a feature whose scale is the job's."""
+        return self._reach.get(name, inf)
 
     def _check_features(self, key: str, columns: Iterable[str]) -> None:
         for name in filterfalse(self.features.__contains__, columns):
@@ -158,6 +165,34 @@ class Table(Labelled):
             for name in self.features
         )
 
+    def contract(self) -> dict[str, Any]:
+        """How a CSV file of such records is read."""
+        own = set(Table.model_fields) - {"test_fraction"}
+        return {"kind": "csv", **self.model_dump(mode="json", include=own, exclude_defaults=True)}
+
+    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
+        """The rows of a CSV or Parquet file; a name is that of the id's column, or its line."""
+        return self.at(data).label_free(rows)
+
+    def label_free(self, rows: int) -> Iterator[NewRecords]:
+        """Records [B, 1, 1, numbers] of this file without what is true of them."""
+        named = tuple(filter(None, (self.id,)))
+        return self.of_cells(self.cells(self.streamed(), self.features, named), rows)
+
+    def of_cells(
+        self, found: Iterable[tuple[int, Mapping[str, str]]], rows: int
+    ) -> Iterator[NewRecords]:
+        """Records of cells by column, each with the number of its line."""
+        for piece in in_pieces(found, rows):
+            names = [cells.get(self.id or "") or str(line) for line, cells in piece]
+            values = [
+                value
+                for line, cells in piece
+                for name in self.features
+                for value in _value(self, line, name, cells[name])
+            ]
+            yield NewRecords(names, self._as_records(values, len(piece)))
+
     def read(self) -> Dataset:
         """Records [1, 1, numbers] in the order of the file.
 
@@ -177,14 +212,18 @@ class Table(Labelled):
                 check_fits(Path(self.where), checked * VALUE_BYTES, what)
 
         found = self.truth_of_all(take)
+        whole = self._as_records(x, len(found.y))
+        names, by_record = self.names, (found.ids, found.sources, found.groups)
+        return Dataset(whole, found.y, names, *by_record, features=self.declared)
+
+    def _as_records(self, values: Sequence[float], count: int) -> Tensor:
+        """Records [count, 1, 1, numbers] float32 of their numbers one after another."""
         # One-hot columns take one number per category, other columns one.
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
-            values = np.array(x, dtype=np.float64).astype(np.float32)
-        whole = torch.from_numpy(values.reshape(len(found.y), 1, 1, width))
-        names, by_record = self.names, (found.ids, found.sources, found.groups)
-        return Dataset(whole, found.y, names, *by_record, features=self.declared)
+            narrow = np.array(values, dtype=np.float64).astype(np.float32)
+        return torch.from_numpy(narrow.reshape(count, 1, 1, width))
 
 
 def _value(table: Table, line: int, name: str, text: str) -> Cell:
@@ -207,7 +246,7 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
         # Declared constants, never the records' own mean (see the top of this file).
         value = (number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0)
         # Few values may lie outside a range: an operator's scale is not to make them stand out.
-        reach = table._reach.get(name, inf)  # noqa: SLF001 this file's
+        reach = table.reach(name)
         return (min(max(value, -reach), reach) if isfinite(value) else value,)
     if value not in known:
         raise fault(

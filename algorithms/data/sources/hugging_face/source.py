@@ -101,6 +101,15 @@ class HuggingFace(Table, Pixels, OneByOne):
         """True for images, which are decoded in the size that a model takes."""
         return self.image is not None
 
+    def contract(self) -> dict[str, Any]:
+        """That of a table's columns, of pictures or of arrays, whichever a model takes."""
+        if self.features:
+            return super().contract()
+        if self.image is None:
+            return {"kind": "npz"}
+        kept = self.model_dump(mode="json", include={"mean", "std", "resize"})
+        return {"kind": "images", **kept}
+
     def check_present(self) -> None:
         """LocalError unless the folder is a saved data set, with the split if one is named."""
         saved_folder(self.folder, self.split)

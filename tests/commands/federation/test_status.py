@@ -23,9 +23,8 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.value_counting import UNIT
 from staddle.algorithms.training.silo_round import RoundReport
-from staddle.commands import status
 from staddle.commands.console.toml import to_toml
-from staddle.commands.federation import local_federation
+from staddle.commands.federation import local_federation, status
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.replay_log import Spooled, dumped

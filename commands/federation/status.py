@@ -7,24 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from ..algorithms.tasks.counting import flattened
-from ..coordinator import config as coordinator_configs
-from ..coordinator import status as coordinator
-from ..coordinator.rounds.events import in_words
-from ..coordinator.status import CoordinatorJobStatus as CoordinatorJob
-from ..coordinator.status import CoordinatorStatus
-from ..errors import LocalError
-from ..files.documents import Disk, read_bytes
-from ..files.toml_document import parse_document
-from ..silo import config as silo_configs
-from ..silo import status as silo
-from ..silo.status import LedgerStatus, SiloStatus
-from ..silo.status import SiloJobStatus as SiloJob
-from .console import printer
-from .console.output import size
-from .console.printer import PrintedTable
-from .federation.round_text import in_numbers
-from .ledger import show as ledger_show
+from ...algorithms.tasks.counting import flattened
+from ...coordinator import config as coordinator_configs
+from ...coordinator import status as coordinator
+from ...coordinator.rounds.events import in_words
+from ...coordinator.status import CoordinatorJobStatus as CoordinatorJob
+from ...coordinator.status import CoordinatorStatus
+from ...errors import LocalError
+from ...files.documents import Disk, read_bytes
+from ...files.toml_document import parse_document
+from ...silo import config as silo_configs
+from ...silo import status as silo
+from ...silo.status import LedgerStatus, SiloStatus
+from ...silo.status import SiloJobStatus as SiloJob
+from ..console import printer
+from ..console.output import size
+from ..console.printer import PrintedTable
+from ..ledger import show as ledger_show
+from .round_text import in_numbers
 
 WIDTH = 100
 IDLE = ("queued", "ended")  # stages in which nobody is awaited

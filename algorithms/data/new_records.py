@@ -1,0 +1,25 @@
+"""Records of which nobody knows what is true: what a trained model is asked about."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class NewRecords:
+    """Some records ``x`` [B, …] float32, as a model takes them, and the name of each."""
+
+    names: Sequence[str]
+    x: Tensor
+
+
+def in_pieces(found: Iterable[T], rows: int) -> Iterator[list[T]]:
+    """So many at a time; the last piece may have fewer."""
+    rest = iter(found)
+    while piece := list(islice(rest, rows)):
+        yield piece

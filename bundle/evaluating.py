@@ -1,0 +1,79 @@
+"""How good a loaded model is on records of which somebody knows what is true."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..algorithms.data.dataset import Dataset
+from ..algorithms.data.options import OneByOne
+from ..algorithms.numerics.devices import exact
+from ..algorithms.tasks.measures import CalibrationBin, calibration
+from ..algorithms.tasks.registry import guard
+from ..algorithms.tasks.table_counting import SCORES
+from ..algorithms.training.loop import marked
+from ..algorithms.training.record_checks import check_records
+from .description import Measured, Threshold
+from .measuring import compared, counting_of, figures_of, judged
+from .trained import TrainedModel
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Figures, what thresholds give, and calibration curves by class or label."""
+
+    measured: Measured
+    thresholds: tuple[Threshold, ...]
+    curves: Mapping[str, tuple[CalibrationBin, ...]]
+
+
+def evaluate(model: TrainedModel, data: Path) -> Evaluated:
+    """Measure a model on a file or folder of labelled records of its contract.
+
+    LocalError where the records are not of the contract.
+    """
+    table = model.contract.at(data)
+    # As many as there are: pictures are read when they are used.
+    if isinstance(table, OneByOne):
+        table = table.model_copy(update={"lazy": True})
+    job = model.job
+    records = table.load(job.model, job.features, wary=model.module.learned)
+    check_records(job, records, str(data))
+    with exact(), guard(job.task):
+        return _measured(model, records)
+
+
+def _measured(model: TrainedModel, records: Dataset) -> Evaluated:
+    job, module = model.job, model.module
+    counting = counting_of(job.task, job.model.width, job.metrics)
+    marks = marked(module.outputs, module.parts, records, counting)
+    whole = {name: np.concatenate(pieces) for name, pieces in marks.items()}
+    truth = records.y.numpy()
+    tables = counting.count({name: [own] for name, own in whole.items()}, [truth]).tables
+    return Evaluated(
+        figures_of(counting, whole, truth, records.groups),
+        _thresholds(model, records),
+        _curves(tables, model.description.output_names),
+    )
+
+
+def _thresholds(model: TrainedModel, records: Dataset) -> tuple[Threshold, ...]:
+    if not model.thresholds:
+        return ()
+    found = compared(model.module, model.job.task, records)
+    return tuple(
+        judged(own.of, own.value, own.chosen_on, found, place)
+        for place, own in enumerate(model.description.thresholds)
+    )
+
+
+def _curves(
+    tables: Mapping[str, Any], names: tuple[str, ...]
+) -> dict[str, tuple[CalibrationBin, ...]]:
+    if SCORES not in tables:
+        return {}
+    scores = np.array(tables[SCORES])
+    # Of two classes the second alone has a histogram.
+    return dict(zip(names[-len(scores) :], map(calibration, scores), strict=True))

@@ -1,0 +1,182 @@
+"""The folder of a model: its files, their digests, and the signature over these.
+
+::
+
+    model.json           what it is (description.py)
+    model.safetensors    its values, as a silo keeps them between rounds
+    MODEL_CARD.md        the description for people
+    signature.json       SHA-256 of the other files; who signed them, and the signature
+
+A simulation has no keys: its models are not signed, and the digests alone show accidents. Whoever
+can write to the folder can sign it with keys of its own, so a signature is worth what the reader
+knows of the signer's key: ``verify`` compares it with a roster.
+"""
+
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..errors import LocalError, PeerError, UnwritableError, reason
+from ..files.documents import (
+    Strict,
+    canonical_json,
+    parse_json,
+    read_bytes,
+    sync_directory,
+    unwritable,
+    validate,
+    write_new,
+)
+from ..security.identity.domains import MODEL
+from ..security.identity.keys import Hex32, Hex64, Keys, Role, RosterEntry
+from ..security.identity.roster import Roster
+from .description import Description
+
+DESCRIPTION, WEIGHTS, CARD, SIGNATURE = (
+    "model.json",
+    "model.safetensors",
+    "MODEL_CARD.md",
+    "signature.json",
+)
+FILES = (DESCRIPTION, WEIGHTS, CARD)
+MOST_DESCRIPTION = 2**26  # bytes
+AT_ONCE = 2**20  # bytes that are hashed at a time
+
+
+class Signature(Strict):
+    """The file ``signature.json``; without a signer the digests alone."""
+
+    files: Annotated[dict[str, Hex32], Field(max_length=len(FILES))]
+    signer: RosterEntry | None = None
+    signature: Hex64 | None = None
+
+    @property
+    def fault(self) -> str:
+        """Why the signature does not hold; empty if it does, or nobody signed."""
+        if set(self.files) != set(FILES):
+            return f"names {', '.join(sorted(self.files))}, and a model has {', '.join(FILES)}"
+        if (self.signer is None) != (self.signature is None):
+            return "has a signer and no signature, or a signature and no signer"
+        if self.signer is None or self.signature is None:
+            return ""
+        signed = _signed_bytes(self.files, self.signer.id)
+        if not self.signer.has_signed(MODEL, signed, bytes.fromhex(self.signature)):
+            return f"its signature is not that of {self.signer.id!r}; it was changed since"
+        return ""
+
+
+@dataclass(frozen=True)
+class VerifiedFolder:
+    """A folder whose files are those that its signature names."""
+
+    path: Path
+    description: Description
+    signer: RosterEntry | None
+
+    def check_signer(self, roster: Roster, wanted: str = "") -> None:
+        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key.
+
+        ``wanted`` names the only silo that will do.
+        """
+        if self.signer is None:
+            raise LocalError(f"{self.path}: nobody signed it: it comes from a simulation")
+        known = roster[self.signer.id]
+        if known != self.signer:
+            raise PeerError(
+                known.id,
+                f"{self.path}: signed with another key than this member's in the roster; ask for"
+                " the model again, and where it comes from",
+            )
+        if known.role is not Role.SILO or wanted not in ("", known.id):
+            raise PeerError(known.id, f"{self.path}: signed by a member that may not sign it")
+
+    def check_named(self, silo: str) -> None:
+        """LocalError unless the model says that this silo made it."""
+        origin = self.description.origin
+        if origin.kind != "silo" or origin.name != silo:
+            raise LocalError(f"{self.path}: made by {origin.kind} {origin.name}, not by {silo}")
+
+
+def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
+    """Make the folder, as a whole or not at all; UnwritableError where the disk does not take it.
+
+    ``files`` are all but the signature. LocalError if something lies there already.
+    """
+    if path.exists():
+        raise LocalError(f"{path}: exists already; move it away or choose another folder")
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    signed = Signature(files=digests)
+    if keys is not None:
+        signature = keys.sign(MODEL, _signed_bytes(digests, keys.entry.id)).hex()
+        signed = Signature(files=digests, signer=keys.entry, signature=signature)
+    found = {**files, SIGNATURE: canonical_json(signed.model_dump(mode="json")) + b"\n"}
+
+    # Under another name first: whoever finds the folder finds all of it.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        temporary.mkdir(mode=0o700, parents=True)
+        for name, data in found.items():
+            write_new(temporary / name, data)
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
+    finally:
+        # Of no use to anybody, and the error is the one to tell.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(temporary)
+
+
+def read(path: Path) -> VerifiedFolder:
+    """The folder, all of whose files are as they were signed; LocalError says which is not."""
+    if not path.is_dir():
+        raise LocalError(
+            f"{path}: no such folder; a model is a folder with {DESCRIPTION}, such as"
+            " jobs/<job>/model of a silo's state"
+        )
+    signature = _signature(path / SIGNATURE)
+    if fault := signature.fault:
+        raise LocalError(f"{path / SIGNATURE}: {fault}; restore the folder, or ask for it again")
+    for name, digest in signature.files.items():
+        if _digest(path / name) != digest:
+            raise LocalError(
+                f"{path / name}: is not the file that was signed: it was changed since; restore the"
+                " folder, or ask for it again"
+            )
+    document = parse_json(read_bytes(path / DESCRIPTION, MOST_DESCRIPTION), str(path / DESCRIPTION))
+    description = validate(document, Description, str(path / DESCRIPTION))
+    # The same member made and signed it: else a silo's model could pass for another's.
+    signer = signature.signer
+    maker = description.origin.name if description.origin.kind == "silo" else None
+    if maker != (signer and signer.id):
+        raise LocalError(
+            f"{path}: made by {maker or 'a simulation'}, and signed by"
+            f" {signer.id if signer else 'nobody'}; ask for it again"
+        )
+    return VerifiedFolder(path, description, signer)
+
+
+def _signature(path: Path) -> Signature:
+    return validate(parse_json(read_bytes(path), str(path)), Signature, str(path))
+
+
+def _signed_bytes(files: Mapping[str, Any], signer: str) -> bytes:
+    return canonical_json({"files": dict(files), "signer": signer})
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(AT_ONCE):
+                digest.update(piece)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
+    return digest.hexdigest()

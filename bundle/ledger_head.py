@@ -1,0 +1,23 @@
+"""The head of the silo's ledger that a model holds."""
+
+from ..errors import LocalError, ProofError
+from ..security.log import note as notes
+from ..security.log.head import log_key
+from ..security.log.tree_head import TreeHead
+from .folder import VerifiedFolder
+
+
+def check_head(model: VerifiedFolder) -> TreeHead | None:
+    """The head, signed by the log key of who signed the model; None where it holds none.
+
+    LocalError for a head of another ledger, or with another signature.
+    """
+    origin, signer = model.description.origin, model.signer
+    if signer is None or not origin.head:
+        return None
+    try:
+        note = notes.parse(origin.head.encode())
+        notes.verify(note, [log_key(origin.federation, signer.id, signer.log_key)])
+        return TreeHead.parse(note.text)
+    except ProofError as error:
+        raise LocalError(f"{model.path}: its ledger head: {error}; ask for it again") from error

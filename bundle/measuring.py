@@ -1,0 +1,247 @@
+"""How good a model is on records that it was not trained on: figures, intervals and thresholds.
+
+Shares of records get Wilson's interval (E. B. Wilson, JASA 22, 1927, Eq. 4), other figures that of
+a percentile bootstrap over records, or over groups of records where these belong together. Shares
+of grouped records get the hull of both. All are 95 % intervals.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..algorithms.data.dataset import Dataset, chunks_of, split
+from ..algorithms.job.torchmetrics_counting import counted
+from ..algorithms.numerics.streams import stream
+from ..algorithms.tasks.counting import Counting, Marks, Tally
+from ..algorithms.tasks.metrics_table import MetricsTable
+from ..algorithms.tasks.task import Task
+from ..algorithms.training.loop import evaluation_chunk, marked, never
+from ..errors import LocalError
+from .description import Measured, Range, Threshold
+from .predictor import Predictor
+
+Z = 1.959963984540054  # the 97.5th percentile of the normal distribution
+RESAMPLES = 400
+MOST_CELLS = 2**26  # marks that all resamples together count
+FEWEST_RESAMPLES = 100
+SCORE_BINS, RISK_BINS = 64, 64
+MOST_CONFUSED = 100  # classes of a matrix in a description
+SHARES = ("sensitivity", "specificity", "precision")  # of a class's measures
+
+
+def thorough(job_metrics: MetricsTable, task: Task, outputs: int) -> MetricsTable:
+    """All measures of the task, whatever of them the job lets cross: these stay at the silo."""
+    asked: dict[str, Any] = {
+        "confusion": outputs <= MOST_CONFUSED,
+        "score_bins": SCORE_BINS,
+        "targets": True,
+        "risk_bins": RISK_BINS,
+    }
+    own = {key: value for key, value in asked.items() if key in task.own_metrics}
+    return job_metrics.model_copy(update=own)
+
+
+def counting_of(task: Task, outputs: int, metrics: MetricsTable) -> Counting:
+    """What is counted of a model here, exactly."""
+    return counted(task, outputs, thorough(metrics, task, outputs), noised=False)
+
+
+def measured(
+    predictor: Predictor,
+    data: Dataset,
+    counting: Counting,
+    cancelled: Callable[[], bool] = never,
+) -> Measured:
+    """The figures of a model on records, which are at least one.
+
+    CancelledError once ``cancelled()`` holds.
+    """
+    marks = marked(predictor.outputs, predictor.parts, data, counting, None, cancelled)
+    whole = {name: np.concatenate(pieces) for name, pieces in marks.items()}
+    return figures_of(counting, whole, data.y.cpu().numpy(), data.groups)
+
+
+def figures_of(
+    counting: Counting,
+    marks: Mapping[str, Marks],
+    truth: Marks,
+    groups: Sequence[str] | None = None,
+) -> Measured:
+    """The figures that marks of records [N, …] give, with intervals."""
+    tally = counting.count(_pieces(marks), [truth])
+    said = tally.said()
+    found = dict(flat(said))
+    resampled = _resampled(counting, marks, truth, groups)
+    spread = {name: own for name, own in resampled.items() if name in found}
+    # Resamples that all say the same do not know how sure they are.
+    intervals = {name: _percentiles(own) for name, own in spread.items() if len(set(own)) > 1}
+    for name, (share, records) in _shares(said, tally).items():
+        own = wilson(share, records)
+        # Records of one group say less than as many others.
+        if groups is not None and name in intervals:
+            low, high = intervals[name]
+            own = min(low, own[0]), max(high, own[1])
+        intervals[name] = own
+    return Measured(
+        records=tally.records,
+        score=counting.score.key,
+        said=said,
+        baseline=tally.baseline,
+        intervals=intervals,
+    )
+
+
+def wilson(share: float, records: int) -> Range:
+    """The interval of a share of so many records, at least one."""
+    center = share + Z * Z / (2 * records)
+    half = Z * sqrt(share * (1 - share) / records + Z * Z / (4 * records * records))
+    scale = 1 + Z * Z / records
+    # At the ends rounding would leave 1e-17 in place of 0.
+    low = (center - half) / scale if share > 0 else 0.0
+    high = (center + half) / scale if share < 1 else 1.0
+    return low, high
+
+
+def flat(said: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Each single figure by its path; of one with bounds its value."""
+    match said:
+        case {"value": float(value), "least": _, "most": _}:
+            yield path, value
+        case dict():
+            for key, inner in said.items():
+                yield from flat(inner, f"{path}.{key}" if path else str(key))
+        case list():
+            for place, inner in enumerate(said):
+                yield from flat(inner, f"{path}.{place}")
+        case float():
+            yield path, said
+
+
+def _pieces(marks: Mapping[str, Marks]) -> dict[str, list[Marks]]:
+    return {name: [own] for name, own in marks.items()}
+
+
+def _resampled(
+    counting: Counting, marks: Mapping[str, Marks], truth: Marks, groups: Sequence[str] | None
+) -> dict[str, list[float]]:
+    """Each figure of resamples with replacement."""
+    # By group, the places of its records; single records are groups of one.
+    members: dict[Any, list[int]] = {}
+    for place, group in enumerate(groups or range(len(truth))):
+        members.setdefault(group, []).append(place)
+    own = list(map(np.array, members.values()))
+    cells = truth.size + sum(mark.size for mark in marks.values())
+    rounds = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_CELLS // max(cells, 1)))
+    rng, found = stream(0, "", 0, "bootstrap"), {}  # type: ignore[var-annotated]
+    for _ in range(rounds):
+        drawn = np.concatenate([own[place] for place in rng.integers(0, len(own), len(own))])
+        here = {name: mark[drawn] for name, mark in marks.items()}
+        tally = counting.count(_pieces(here), [truth[drawn]])
+        for name, value in flat(tally.said()):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _percentiles(values: Sequence[float]) -> Range:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _shares(said: Mapping[str, Any], tally: Tally) -> dict[str, tuple[float, int]]:
+    """Figures that are shares of records, and of how many."""
+    found: dict[str, tuple[float, int]] = {}
+    if "accuracy" in said and said.get("classes"):
+        found["accuracy"] = said["accuracy"], tally.records
+    for place, own in enumerate(said.get("classes", ())):
+        right = round((own["sensitivity"] or 0) * own["records"])
+        called = round(right / own["precision"]) if own["precision"] else 0
+        sizes = own["records"], tally.records - own["records"], called
+        for name, records in zip(SHARES, sizes, strict=True):
+            if own[name] is not None and records:
+                found[f"classes.{place}.{name}"] = own[name], records
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What is compared with thresholds [N, K], and what is true of it [N, K] bool."""
+
+    values: NDArray[np.float64]
+    truths: NDArray[np.bool_]
+
+
+def thresholds(
+    predictor: Predictor, data: Dataset, key: bytes, names: Sequence[str]
+) -> tuple[Threshold, ...]:
+    """The thresholds of a model, chosen on one half of the records and measured on the other.
+
+    ``key`` draws the halves, as it draws the silo's test records; ``names`` are those of the
+    outputs. Empty where the task has none, or there are too few records.
+    """
+    task, count = predictor.task, predictor.task.cut_offs(len(names))
+    if not count:
+        return ()
+    try:
+        test, validation = split(data, key, 0.5)
+    # Fewer than two records, or all on one side.
+    except LocalError:
+        return ()
+    chosen, tested = (compared(predictor, task, side) for side in (validation, test))
+    found = []
+    for place, name in enumerate(names[-count:]):
+        truths = chosen.truths[:, place]
+        # Of one kind alone no threshold would be better than another.
+        if 0 < truths.sum() < len(truths):
+            value = best_cut(chosen.values[:, place], truths)
+            found.append(judged(name, value, len(truths), tested, place))
+    return tuple(found)
+
+
+def compared(predictor: Predictor, task: Task, data: Dataset) -> Compared:
+    """What a model's thresholds are compared with, of all records."""
+    pieces = [
+        task.compared(predictor.answers(x)).double()
+        for x, _ in chunks_of(data, evaluation_chunk(data.x.shape, predictor.parts))
+    ]
+    return Compared(torch.cat(pieces).numpy(), task.truths(data.y).numpy())
+
+
+def judged(name: str, value: float, chosen_on: int, tested: Compared, place: int) -> Threshold:
+    """A threshold, and what comes of it on records that did not choose it."""
+    truths = tested.truths[:, place]
+    called = tested.values[:, place] >= value
+    has, lacks = int(truths.sum()), int((~truths).sum())
+    sensitivity = float(called[truths].mean()) if has else None
+    specificity = float((~called[~truths]).mean()) if lacks else None
+    return Threshold(
+        of=name,
+        value=value,
+        chosen_on=chosen_on,
+        measured_on=len(truths),
+        sensitivity=sensitivity,
+        sensitivity_interval=None if sensitivity is None else wilson(sensitivity, has),
+        specificity=specificity,
+        specificity_interval=None if specificity is None else wilson(specificity, lacks),
+    )
+
+
+def best_cut(values: NDArray[np.float64], truths: NDArray[np.bool_]) -> float:
+    """The threshold of the largest sensitivity + specificity - 1 (Youden, Cancer 3, 1950).
+
+    ``values`` [N] are probabilities; both kinds of ``truths`` [N] occur. Of equal thresholds it is
+    the one nearest to 0.5, and it lies in the middle between two values.
+    """
+    known = np.unique(values)
+    cuts = np.array([0.0, *((low + high) / 2 for low, high in pairwise(known)), 1.0])
+    own, others = np.sort(values[truths]), np.sort(values[~truths])
+    caught = 1 - np.searchsorted(own, cuts) / len(own)
+    spared = np.searchsorted(others, cuts) / len(others)
+    index = caught + spared
+    best = cuts[index >= index.max() - 1e-12]
+    return float(best[np.abs(best - 0.5).argmin()])

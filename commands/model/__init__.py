@@ -1,0 +1,1 @@
+"""``staddle model``: use a trained model."""

@@ -1,0 +1,52 @@
+"""``staddle model verify``: who made a model, and whether it is as it was made."""
+
+from typing import Annotated
+
+import typer
+
+from ...bundle import folder
+from ...bundle.ledger_head import check_head
+from ..console import printer
+from ..ledger import roster_files
+from ..ledger.roster_files import Founders, RosterFiles, Threshold
+from .shown import ModelFolder
+
+
+def verify(
+    model: ModelFolder,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+    silo: Annotated[
+        str | None, typer.Option(metavar="SILO", help="Whose model it has to be.")
+    ] = None,
+) -> None:
+    """Check a model's files, their signature and the ledger's head in it; exit code 1 if one fails.
+
+    Whoever can change the files can sign them with keys of their own: with --roster the signer's
+    key must be that of a silo in the newest roster given, and --founder says who vouches for that.
+    """
+    rosters = roster_files.read(roster, founder, threshold)
+    found = folder.read(model)
+    if rosters.newest is not None:
+        found.check_signer(rosters.newest, silo or "")
+    elif silo is not None:
+        found.check_named(silo)
+    head = check_head(found)
+    origin = found.description.origin
+    printer.show(
+        f"files      as they were signed: {', '.join(folder.FILES)}",
+        f"made by    {origin.kind} {origin.name}"
+        + (f" of federation {origin.federation}" if origin.federation else ""),
+        f"job        {found.description.job['name']}, SHA-256 {found.description.job_digest}",
+    )
+    if found.signer is None:
+        printer.show("signature  none: a simulation has no keys")
+        return
+    printer.show(f"signed by  {found.signer.id}, {found.signer.protocol_fingerprint}")
+    if head is not None:
+        printer.show(f"ledger     head of {head.size:,} records, root {head.root.hex()}")
+    if rosters.each:
+        printer.show(*rosters.vouchers.split("\n"))
+    else:
+        printer.show("roster     none given: compare the fingerprint with the silo, by telephone")
