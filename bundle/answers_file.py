@@ -24,12 +24,12 @@ import numpy as np
 
 from ..errors import LocalError, UnwritableError
 from ..files.documents import unwritable
-from .trained import Answered, TrainedModel
+from .trained import AnsweredRecords, TrainedModel
 
 DENSE, TABLE = ".npz", ".csv"
 
 
-def write(path: Path, model: TrainedModel, pieces: Iterable[Answered]) -> Iterator[int]:
+def write(path: Path, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
     """Write the answers as they come; gives the number of records of each piece.
 
     The file is there once all are: LocalError for one of them leaves none behind. An existing file
@@ -69,7 +69,7 @@ def columns(model: TrainedModel) -> tuple[str, ...]:
     return ("record", *decided, *model.answer_names, *outside)
 
 
-def rows(model: TrainedModel, piece: Answered) -> Iterator[tuple[str, ...]]:
+def rows(model: TrainedModel, piece: AnsweredRecords) -> Iterator[tuple[str, ...]]:
     """The lines of a table."""
     names = model.description.output_names
     decided: Iterable[tuple[str, ...]] = repeat(())
@@ -85,7 +85,7 @@ def rows(model: TrainedModel, piece: Answered) -> Iterator[tuple[str, ...]]:
         yield (name, *own, *(f"{value:.6g}" for value in values), *beyond)
 
 
-def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[Answered]) -> Iterator[int]:
+def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns(model))
@@ -95,7 +95,9 @@ def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[Answered]) -> I
     text.detach()
 
 
-def _arrays(file: BinaryIO, model: TrainedModel, pieces: Iterable[Answered]) -> Iterator[int]:
+def _arrays(
+    file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]
+) -> Iterator[int]:
     small = model.job.model.width <= np.iinfo(np.uint8).max + 1
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for piece in pieces:

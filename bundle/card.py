@@ -6,7 +6,7 @@ from itertools import chain
 from ..algorithms.data.features import Feature
 from ..algorithms.job.job import Job
 from ..algorithms.models.build import input_shape
-from .description import Description, Measured, Range, Spent, Threshold
+from .description import Description, Figures, Range, Spent, Threshold
 
 MOST_ROWS = 200  # of a table
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!"})
@@ -20,7 +20,7 @@ MEASURES = {
     "mae": "mean absolute error",
     "rmse": "root mean squared error",
     "r2": "R²",
-    "c_index": "concordance index",
+    "concordance": "concordance index",
     "dice": "Dice score",
     "loss": "mean loss",
 }
@@ -117,10 +117,10 @@ def _feature(feature: Feature) -> Sequence[str]:
     return [plain(feature.name), plain(feature.unit), *known, missing]
 
 
-def _figures(measured: Measured) -> Iterator[str]:
+def _figures(measured: Figures) -> Iterator[str]:
     yield "\n## Figures\n"
     yield (
-        f"Measured on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
+        f"Figures on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
         " records have Wilson's interval, other figures that of a bootstrap over records."
     )
     rows = []
@@ -134,7 +134,7 @@ def _figures(measured: Measured) -> Iterator[str]:
     yield from table(["figure", "value"], [*rows, best])
 
 
-def _classes(measured: Measured, names: Sequence[str]) -> Iterator[str]:
+def _classes(measured: Figures, names: Sequence[str]) -> Iterator[str]:
     if not (classes := measured.said.get("classes")):
         return
     kinds = ("sensitivity", "specificity", "precision", "f1")

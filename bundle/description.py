@@ -36,7 +36,7 @@ class Releases(Strict):
     torch: str
 
 
-class Records(Strict):
+class SplitSizes(Strict):
     """How many records the silo has of each side of its split."""
 
     train: int
@@ -44,7 +44,7 @@ class Records(Strict):
     train_by_class: tuple[int, ...] = ()
 
 
-class Measured(Strict):
+class Figures(Strict):
     """What the model's counts say, and 95 % intervals of single figures by their path.
 
     A path is such as ``accuracy`` or ``classes.1.sensitivity``.
@@ -106,8 +106,8 @@ class Description(Strict):
     """How records are read: a [data] table without its paths."""
     output_names: Names
     """The classes or labels, or the numbers of the outputs."""
-    records: Records
-    measured: Measured
+    records: SplitSizes
+    measured: Figures
     thresholds: tuple[Threshold, ...] = ()
     privacy: Spent | None = None
     self_test: SelfTest

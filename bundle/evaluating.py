@@ -15,21 +15,21 @@ from ..algorithms.tasks.registry import guard
 from ..algorithms.tasks.table_counting import SCORES
 from ..algorithms.training.loop import marked
 from ..algorithms.training.record_checks import check_records
-from .description import Measured, Threshold
+from .description import Figures, Threshold
 from .measuring import compared, counting_of, figures_of, judged
 from .trained import TrainedModel
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class ModelEvaluation:
     """Figures, what thresholds give, and calibration curves by class or label."""
 
-    measured: Measured
+    measured: Figures
     thresholds: tuple[Threshold, ...]
     curves: Mapping[str, tuple[CalibrationBin, ...]]
 
 
-def evaluate(model: TrainedModel, data: Path) -> Evaluated:
+def evaluate(model: TrainedModel, data: Path) -> ModelEvaluation:
     """Measure a model on a file or folder of labelled records of its contract.
 
     LocalError where the records are not of the contract.
@@ -45,14 +45,14 @@ def evaluate(model: TrainedModel, data: Path) -> Evaluated:
         return _measured(model, records)
 
 
-def _measured(model: TrainedModel, records: Dataset) -> Evaluated:
+def _measured(model: TrainedModel, records: Dataset) -> ModelEvaluation:
     job, module = model.job, model.module
     counting = counting_of(job.task, job.model.width, job.metrics)
     marks = marked(module.outputs, module.parts, records, counting)
     whole = {name: np.concatenate(pieces) for name, pieces in marks.items()}
     truth = records.y.numpy()
     tables = counting.count({name: [own] for name, own in whole.items()}, [truth]).tables
-    return Evaluated(
+    return ModelEvaluation(
         figures_of(counting, whole, truth, records.groups),
         _thresholds(model, records),
         _curves(tables, model.description.output_names),

@@ -43,7 +43,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 Answering: TypeAlias = Callable[[Tensor], Tensor]
 
 
-class Exported(nn.Module):
+class ExportedModel(nn.Module):
     """Raw records [B, …] → answers [B, answers, …]."""
 
     def __init__(self, model: TrainedModel, preprocessing: nn.Module) -> None:
@@ -71,7 +71,7 @@ def export(model: TrainedModel, path: Path, form: Format) -> float:
         if form == "safetensors":
             difference = _values(model, temporary, text)
         else:
-            whole = Exported(model, raw.module)
+            whole = ExportedModel(model, raw.module)
             written = {"torch-export": _program, "onnx": _onnx, "torchscript": _script}[form]
             what = f"{path}: the model cannot be exported as {form}"
             with others_code(what, "choose another --format"), warnings.catch_warnings():

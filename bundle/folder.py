@@ -50,7 +50,7 @@ MOST_DESCRIPTION = 2**26  # bytes
 AT_ONCE = 2**20  # bytes that are hashed at a time
 
 
-class Signature(Strict):
+class FolderSignature(Strict):
     """The file ``signature.json``; without a signer the digests alone."""
 
     files: Annotated[dict[str, Hex32], Field(max_length=len(FILES))]
@@ -112,12 +112,15 @@ def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
     if path.exists():
         raise LocalError(f"{path}: exists already; move it away or choose another folder")
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    signed = Signature(files=digests)
+    signed = FolderSignature(files=digests)
     if keys is not None:
         signature = keys.sign(MODEL, _signed_bytes(digests, keys.entry.id)).hex()
-        signed = Signature(files=digests, signer=keys.entry, signature=signature)
+        signed = FolderSignature(files=digests, signer=keys.entry, signature=signature)
     found = {**files, SIGNATURE: canonical_json(signed.model_dump(mode="json")) + b"\n"}
 
+    # What a crash left of an earlier attempt.
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
     # Under another name first: whoever finds the folder finds all of it.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -163,8 +166,8 @@ def read(path: Path) -> VerifiedFolder:
     return VerifiedFolder(path, description, signer)
 
 
-def _signature(path: Path) -> Signature:
-    return validate(parse_json(read_bytes(path), str(path)), Signature, str(path))
+def _signature(path: Path) -> FolderSignature:
+    return validate(parse_json(read_bytes(path), str(path)), FolderSignature, str(path))
 
 
 def _signed_bytes(files: Mapping[str, Any], signer: str) -> bytes:

@@ -1,10 +1,28 @@
 """The head of the silo's ledger that a model holds."""
 
+from pathlib import Path
+
 from ..errors import LocalError, ProofError
+from ..security.ledger import audit
 from ..security.log import note as notes
 from ..security.log.head import log_key
 from ..security.log.tree_head import TreeHead
 from .folder import VerifiedFolder
+
+
+def check_ledger(model: VerifiedFolder, ledger: Path) -> int:
+    """LocalError unless a ledger holds and leads from the model's head to what it has now.
+
+    Returns the number of its records.
+    """
+    signer, origin = model.signer, model.description.origin
+    if signer is None or not origin.head:
+        raise LocalError(f"{model.path}: holds no head of a ledger; only a silo's model does")
+    key = log_key(origin.federation, signer.id, signer.log_key)
+    found = audit.verify(ledger, {}, key, {str(model.path): notes.parse(origin.head.encode())})
+    if not found.ok:
+        raise LocalError(f"{ledger}: {'; '.join(found.problems)}")
+    return found.records
 
 
 def check_head(model: VerifiedFolder) -> TreeHead | None:

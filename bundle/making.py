@@ -24,7 +24,7 @@ from ..algorithms.training.silo_round import state_to_bytes
 from ..security.identity.keys import Keys
 from . import folder
 from .card import card
-from .description import Description, Origin, Records, Releases, SelfTest, Spent
+from .description import Description, Origin, Releases, SelfTest, Spent, SplitSizes
 from .measuring import counting_of, measured, thresholds
 from .predictor import Predictor
 
@@ -86,7 +86,7 @@ class ModelMaker:
             job_digest=job.digest,
             contract=dict(self.contract),
             output_names=names,
-            records=Records(train=len(train), test=len(test), train_by_class=tuple(classes)),
+            records=SplitSizes(train=len(train), test=len(test), train_by_class=tuple(classes)),
             measured=measured(predictor, test, counting, cancelled),
             thresholds=thresholds(predictor, test, self._half_key, names),
             privacy=self._spent(state),

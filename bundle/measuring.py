@@ -23,7 +23,7 @@ from ..algorithms.tasks.metrics_table import MetricsTable
 from ..algorithms.tasks.task import Task
 from ..algorithms.training.loop import evaluation_chunk, marked, never
 from ..errors import LocalError
-from .description import Measured, Range, Threshold
+from .description import Figures, Range, Threshold
 from .predictor import Predictor
 
 Z = 1.959963984540054  # the 97.5th percentile of the normal distribution
@@ -57,7 +57,7 @@ def measured(
     data: Dataset,
     counting: Counting,
     cancelled: Callable[[], bool] = never,
-) -> Measured:
+) -> Figures:
     """The figures of a model on records, which are at least one.
 
     CancelledError once ``cancelled()`` holds.
@@ -72,7 +72,7 @@ def figures_of(
     marks: Mapping[str, Marks],
     truth: Marks,
     groups: Sequence[str] | None = None,
-) -> Measured:
+) -> Figures:
     """The figures that marks of records [N, …] give, with intervals."""
     tally = counting.count(_pieces(marks), [truth])
     said = tally.said()
@@ -88,7 +88,7 @@ def figures_of(
             low, high = intervals[name]
             own = min(low, own[0]), max(high, own[1])
         intervals[name] = own
-    return Measured(
+    return Figures(
         records=tally.records,
         score=counting.score.key,
         said=said,
@@ -169,7 +169,7 @@ def _shares(said: Mapping[str, Any], tally: Tally) -> dict[str, tuple[float, int
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class CutOffInputs:
     """What is compared with thresholds [N, K], and what is true of it [N, K] bool."""
 
     values: NDArray[np.float64]
@@ -203,16 +203,16 @@ def thresholds(
     return tuple(found)
 
 
-def compared(predictor: Predictor, task: Task, data: Dataset) -> Compared:
+def compared(predictor: Predictor, task: Task, data: Dataset) -> CutOffInputs:
     """What a model's thresholds are compared with, of all records."""
     pieces = [
         task.compared(predictor.answers(x)).double()
         for x, _ in chunks_of(data, evaluation_chunk(data.x.shape, predictor.parts))
     ]
-    return Compared(torch.cat(pieces).numpy(), task.truths(data.y).numpy())
+    return CutOffInputs(torch.cat(pieces).numpy(), task.truths(data.y).numpy())
 
 
-def judged(name: str, value: float, chosen_on: int, tested: Compared, place: int) -> Threshold:
+def judged(name: str, value: float, chosen_on: int, tested: CutOffInputs, place: int) -> Threshold:
     """A threshold, and what comes of it on records that did not choose it."""
     truths = tested.truths[:, place]
     called = tested.values[:, place] >= value

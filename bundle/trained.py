@@ -16,11 +16,12 @@ from ..algorithms.data.options import DataTable
 from ..algorithms.data.registry import KINDS
 from ..algorithms.job.foreign_code import Allowed, check_code, runs_others_code
 from ..algorithms.job.job import DERIVED, Job, JobFile
-from ..algorithms.models.build import input_shape
+from ..algorithms.models.build import input_shape, vocabularies
+from ..algorithms.models.inputs import inputs_differ, shapes_of
 from ..algorithms.numerics.devices import exact
 from ..algorithms.tasks.registry import guard
 from ..algorithms.training.loop import evaluation_chunk
-from ..algorithms.training.record_checks import LARGEST_MISS, tokens_faults
+from ..algorithms.training.record_checks import LARGEST_MISS
 from ..algorithms.training.silo_round import state_from_bytes
 from ..errors import LocalError
 from ..files.documents import validate
@@ -37,7 +38,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class AnsweredRecords:
     """Records by name, the model's answers [B, answers, …] and decisions [B, …], if there are any.
 
     ``outside`` names for each record the features that are beyond their declared range.
@@ -88,7 +89,7 @@ class TrainedModel:
         table = validate({**self.description.contract, **there}, kind, where)
         return table.agreed(self.job.features, self.module.learned)
 
-    def answer(self, data: Path) -> Iterator[Answered]:
+    def answer(self, data: Path) -> Iterator[AnsweredRecords]:
         """The answers for a file or folder of new records, piece by piece.
 
         LocalError where it has not what the contract says. Too many values outside a declared range
@@ -99,26 +100,34 @@ class TrainedModel:
             self.contract.new_records(data, input_shape(self.job.model), rows), str(data)
         )
 
-    def answers_of(self, pieces: Iterable[NewRecords], where: str) -> Iterator[Answered]:
+    def answers_of(self, pieces: Iterable[NewRecords], where: str) -> Iterator[AnsweredRecords]:
         """The answers for records as the model takes them; ``where`` names them in errors."""
         ranges, total = Ranges(self.job.features), 0
         for piece in pieces:
-            if faults := tokens_faults(piece.x, self.job.model):
-                raise LocalError(f"{where}: {faults[0]}")
-            if not piece.x.isfinite().all():
-                wrong = int((~piece.x.isfinite()).flatten(1).any(1).nonzero()[0])
-                raise LocalError(
-                    f"{where}: record {piece.names[wrong]} holds NaN or a value beyond float32;"
-                    " correct it, or leave it out"
-                )
+            self._check(piece, where)
             total += len(piece.x)
             with exact(), guard(self.job.task):
                 answers = self.module.answers(piece.x)
                 decisions = self.job.task.decisions(answers, self.thresholds)
-            yield Answered(tuple(piece.names), answers, decisions, ranges.outside(piece.x))
+            yield AnsweredRecords(tuple(piece.names), answers, decisions, ranges.outside(piece.x))
         if not total:
             raise LocalError(f"{where}: holds no records; give at least one")
         ranges.check(where)
+
+    def _check(self, piece: NewRecords, where: str) -> None:
+        """LocalError for a record that the model would misread."""
+        model, x = self.job.model, piece.x
+        if differs := inputs_differ(shapes_of(model.named_inputs), piece.inputs):
+            raise LocalError(f"{where}: {differs}")
+        wrong = {"holds NaN or a value beyond float32": ~x.isfinite()}
+        for place, tokens in vocabularies(model):
+            own = x[:, place]
+            odd = (own != own.round()) | (own < 0) | (own >= tokens)
+            wrong[f"has numbers that are no tokens from 0 to {tokens - 1}"] = odd
+        for why, found in wrong.items():
+            if found.any():
+                name = piece.names[int(found.flatten(1).any(1).nonzero()[0])]
+                raise LocalError(f"{where}: record {name} {why}; correct it, or leave it out")
 
 
 class Ranges:

@@ -186,7 +186,7 @@ class JobFolder:
                 remove(path)
 
     def save_values(self, state: SiloState) -> None:
-        """Keep what the job ends with where there is no model to describe.
+        """Keep the values that the job ends with, without a description of a model.
 
         The job counts as finished from then on, as it does once its ``model`` is there.
         """

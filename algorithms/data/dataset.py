@@ -211,10 +211,11 @@ def load_npz(path: Path) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Unlabelled:
-    """Records [N, …] float32 of a .npz file, and the name of each."""
+    """Records of a .npz file, as in ``Dataset``, and the name of each."""
 
     names: tuple[str, ...]
     x: Tensor
+    inputs: Shapes
 
 
 def unlabelled(path: Path) -> Unlabelled:
@@ -228,8 +229,7 @@ def unlabelled(path: Path) -> Unlabelled:
     if "ids" in found:
         _check_texts(path, "ids", found["ids"], count)
         names = tuple(map(str, found["ids"].tolist()))
-    x, _ = _as_rows(arrays)
-    return Unlabelled(names, x)
+    return Unlabelled(names, *_as_rows(arrays))
 
 
 def _as_rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensor, Shapes]:

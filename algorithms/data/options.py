@@ -128,6 +128,13 @@ class SourceTable(Strict):
                 f"{folder}: no such folder; data.folder in the configuration holds the records"
             )
 
+    def contract(self) -> dict[str, Any]:
+        """The table by which new records of this kind are read: no path, nothing of a record.
+
+        Kinds that have no form for new records take arrays, as they give them to a model.
+        """
+        return {"kind": "npz"}
+
     def lacking(self) -> str | None:
         """The path that is missing, with what belongs there; None if the records are there.
 
@@ -208,13 +215,6 @@ class DataTable(SourceTable, ABC):
     def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
         """The table with what it leaves to a job's declaration, where its kind leaves anything."""
         return self
-
-    def contract(self) -> dict[str, Any]:
-        """The table by which new records of this kind are read: no path, nothing of a record.
-
-        Kinds that have no form for new records take arrays, as they give them to a model.
-        """
-        return {"kind": "npz"}
 
     def at(self, data: Path) -> "DataTable":
         """The table of a contract with other records; LocalError where its kind cannot have any."""

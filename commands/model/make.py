@@ -23,10 +23,10 @@ def make(
     silo: Annotated[str, typer.Option(metavar="SILO", help="Whose model.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The model's new folder.")],
     method: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Of which method; default: the only one.")
+        str | None, typer.Option(metavar="LABEL", help="Its method; default: the only one.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Of which seed; default: the only one.")
+        int | None, typer.Option(metavar="N", help="Its seed; default: the only one.")
     ] = None,
     results: Annotated[
         Path | None,

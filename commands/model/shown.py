@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ...bundle.card import MAJORITY, MEASURES, figure
-from ...bundle.description import Measured, Threshold
+from ...bundle.description import Figures, Threshold
 from ..console.printer import PrintedTable
 
 ModelFolder: TypeAlias = Annotated[
@@ -22,7 +22,7 @@ KINDS = ("sensitivity", "specificity", "precision", "f1")
 
 
 def tables(
-    measured: Measured, thresholds: tuple[Threshold, ...], names: tuple[str, ...]
+    measured: Figures, thresholds: tuple[Threshold, ...], names: tuple[str, ...]
 ) -> Iterator[PrintedTable]:
     """The figures of a model, its classes and its thresholds."""
     yield _figures(measured)
@@ -32,7 +32,7 @@ def tables(
         yield _thresholds(thresholds)
 
 
-def _figures(measured: Measured) -> PrintedTable:
+def _figures(measured: Figures) -> PrintedTable:
     rows = []
     for key, said in measured.said.items():
         value = said.get("value") if isinstance(said, dict) else said
@@ -44,7 +44,7 @@ def _figures(measured: Measured) -> PrintedTable:
     return PrintedTable(("figure", "value (95 % interval)"), rows, title=title)
 
 
-def _classes(measured: Measured, names: tuple[str, ...]) -> PrintedTable:
+def _classes(measured: Figures, names: tuple[str, ...]) -> PrintedTable:
     rows = []
     for place, (name, own) in enumerate(zip(names, measured.said["classes"], strict=False)):
         paths = [f"classes.{place}.{kind}" for kind in KINDS]

@@ -268,7 +268,7 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
     (total,) = found["ledger"]["totals"]
     assert (total["part"], total["bytes"]) == ("(control)", 120)
-    silo.save_model(SiloState({}))
+    silo.save_values(SiloState({}))
     silo.finish(RoundReport(4, 0, counts(10, 6), counts(10, 6), None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")

@@ -6,12 +6,15 @@
     63;f;27,5;B             → an error that names line 2 and column 'bmi', unless decimal = ","
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
 
+from ....models.registry import Shape
+from ...new_records import NewRecords
 from ...options import Names
 from ...rows import Decimal, Encoding, Reading, csv_rows, is_parquet, pointed
 from .labelled import Labelled, check_distinct
@@ -80,3 +83,7 @@ class Csv(CsvRows, Table):
             return self.model_copy(update={"file": data})
         own = self.model_dump(include=set(Table.model_fields))
         return Parquet(kind="parquet", file=data, **own)
+
+    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
+        """The rows of a CSV or Parquet file; a name is that of the id's column, or its line."""
+        return self.at(data).label_free(rows)

@@ -31,7 +31,7 @@ class Npz(DataTable):
             )
         for start in range(0, len(found.x), rows):
             piece = slice(start, start + rows)
-            yield NewRecords(found.names[piece], found.x[piece])
+            yield NewRecords(found.names[piece], found.x[piece], found.inputs)
 
     def read(self) -> Dataset:
         """The arrays as they are; a record's id is what the file declares.

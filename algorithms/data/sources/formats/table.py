@@ -24,7 +24,6 @@ from torch import Tensor
 
 from .....files.file_bounds import check_fits
 from ....models.class_names import composed
-from ....models.registry import Shape
 from ...dataset import Dataset
 from ...features import REACH, Feature, stated
 from ...new_records import NewRecords, in_pieces
@@ -169,10 +168,6 @@ class Table(Labelled):
         """How a CSV file of such records is read."""
         own = set(Table.model_fields) - {"test_fraction"}
         return {"kind": "csv", **self.model_dump(mode="json", include=own, exclude_defaults=True)}
-
-    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
-        """The rows of a CSV or Parquet file; a name is that of the id's column, or its line."""
-        return self.at(data).label_free(rows)
 
     def label_free(self, rows: int) -> Iterator[NewRecords]:
         """Records [B, 1, 1, numbers] of this file without what is true of them."""

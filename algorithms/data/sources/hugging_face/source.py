@@ -102,7 +102,7 @@ class HuggingFace(Table, Pixels, OneByOne):
         return self.image is not None
 
     def contract(self) -> dict[str, Any]:
-        """That of a table's columns, of pictures or of arrays, whichever a model takes."""
+        """As for a table's columns, for pictures or for arrays, whichever a model takes."""
         if self.features:
             return super().contract()
         if self.image is None:

@@ -1,0 +1,65 @@
+"""The card says what the description does, and nothing that others wrote becomes Markdown."""
+
+import json
+
+from support.jobs import make_data, make_job
+from support.trained_models import CSV, made, table_job
+
+from staddle.algorithms.course import SiloState
+from staddle.algorithms.data.sources.formats.csv_file import Csv
+from staddle.algorithms.leaks.taint import EXACT, Taint
+from staddle.algorithms.method import initial_state
+from staddle.bundle import folder
+from staddle.bundle.card import figure, plain
+
+
+def test_figures_of_the_description_are_in_the_card(table):
+    found = folder.read(table).description
+    card = (table / folder.CARD).read_text()
+    measured = found.measured
+    accuracy = measured.said["accuracy"]
+    assert f"| accuracy | {figure(accuracy, measured.intervals['accuracy'])} |" in card
+    (cut,) = found.thresholds
+    assert f"| yes | {cut.value:.4f} | {cut.chosen_on} | {cut.measured_on} |" in card
+    assert "| age | years | 18 to 100 | 50 | 12.5 | none may miss |" in card
+    assert "one of: f, m" in card
+    assert found.job_digest in card
+    assert "It comes from a simulation" in card
+
+
+def test_texts_of_others_are_shown_as_they_are():
+    assert plain("a|b\n# c <img> [x](y)") == r"a\|b \# c \<img\> \[x\](y)"
+
+
+def test_a_class_cannot_forge_a_line_of_the_card(tmp_path):
+    names = ["fine|1.0", "# Approved"]
+    job = make_job(model={"classes": 2, "class_names": names})
+    path = made(tmp_path / "model", job, make_data(20, classes=2), {"kind": "npz"})
+    card = (path / folder.CARD).read_text()
+    assert "\n# Approved" not in card
+    assert r"fine\|1.0" in card
+
+
+def test_a_private_job_says_what_it_covers(tmp_path):
+    """Parts that stay at the silo are trained without noise."""
+    private = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.5"}
+    job = make_job("fedper", privacy=private, model={"norm": "group"})
+    state = initial_state(job.method(), "a")
+    taints = {name: EXACT if name.startswith("part/classifier") else Taint() for name in state.flat}
+    state = SiloState(state.parts, state.extra, taints)
+    path = made(tmp_path / "model", job, make_data(20), {"kind": "npz"}, state=state)
+    assert json.loads((path / folder.DESCRIPTION).read_text())["privacy"] == {
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "exact": ["classifier"],
+    }
+    card = (path / folder.CARD).read_text()
+    assert "at most ε = 3 at δ = 1e-05" in card
+    assert "Not covered either: classifier, trained without noise" in card
+
+
+def test_a_feature_without_a_contract_has_no_table(arrays):
+    card = (arrays / folder.CARD).read_text()
+    assert "Records are read as kind npz, and have the shape [1, 8, 8]." in card
+    assert Csv.model_validate({**CSV, "file": "x.csv"}).contract() == CSV
+    assert table_job().features[0].name == "age"
