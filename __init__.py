@@ -1,1 +1,58 @@
-"""Staddle: cross-silo personalised federated learning with a proof of what left."""
+"""Staddle: cross-silo personalised federated learning with a proof of what left.
+
+The names of ``__all__`` are for programs and notebooks; docs/python.md explains them. Each is
+imported when it is first used, so that ``import staddle`` itself takes no time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .algorithms.course import Change as Change
+    from .algorithms.course import Facts as Facts
+    from .algorithms.course import SiloState as SiloState
+    from .algorithms.course import Stage as Stage
+    from .algorithms.course import Survey as Survey
+    from .algorithms.exchange.delivery import Combined as Combined
+    from .algorithms.exchange.delivery import Delivery as Delivery
+    from .algorithms.exchange.parts import Contribution as Contribution
+    from .algorithms.exchange.parts import Each as Each
+    from .algorithms.exchange.parts import Gram as Gram
+    from .algorithms.exchange.parts import Kind as Kind
+    from .algorithms.exchange.parts import Mix as Mix
+    from .algorithms.exchange.parts import Part as Part
+    from .algorithms.exchange.parts import Sum as Sum
+    from .algorithms.method import Method as Method
+    from .algorithms.method import specs_of_parameters as specs_of_parameters
+    from .algorithms.tasks.task import Task as Task
+    from .bundle.frames import LoadedModel as LoadedModel
+    from .bundle.frames import load_model as load_model
+    from .errors import LocalError as LocalError
+    from .errors import StaddleError as StaddleError
+    from .files.documents import Strict as Strict
+
+_HOMES = {
+    "algorithms.course": ("Change", "Facts", "SiloState", "Stage", "Survey"),
+    "algorithms.exchange.delivery": ("Combined", "Delivery"),
+    "algorithms.exchange.parts": ("Contribution", "Each", "Gram", "Kind", "Mix", "Part", "Sum"),
+    "algorithms.method": ("Method", "specs_of_parameters"),
+    "algorithms.tasks.task": ("Task",),
+    "bundle.frames": ("LoadedModel", "load_model"),
+    "errors": ("LocalError", "StaddleError"),
+    "files.documents": ("Strict",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a test compares it with what type checkers see
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'staddle' has no attribute {name!r}")
+    found = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

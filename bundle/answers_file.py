@@ -14,11 +14,10 @@ import csv
 import io
 import secrets
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -57,42 +56,34 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def columns(model: TrainedModel) -> tuple[str, ...]:
-    """The names of a table's columns."""
+def table_of(model: TrainedModel, piece: AnsweredRecords) -> dict[str, Sequence[Any]]:
+    """The columns of a table with a line per record, by name: texts, and numbers as they are."""
     task, names = model.job.task, model.description.output_names
-    decided: tuple[str, ...] = ()
-    if task.has_classes:
-        decided = ("predicted",)
-    elif task.cut_offs(len(names)):
-        decided = names
-    outside = ("outside",) if model.job.features else ()
-    return ("record", *decided, *model.answer_names, *outside)
-
-
-def rows(model: TrainedModel, piece: AnsweredRecords) -> Iterator[tuple[str, ...]]:
-    """The lines of a table."""
-    names = model.description.output_names
-    decided: Iterable[tuple[str, ...]] = repeat(())
-    if piece.decisions is not None:
-        found = piece.decisions.tolist()
-        classes = model.job.task.has_classes
-        decided = [(names[one],) if classes else tuple(map(str, one)) for one in found]
-    outside: Iterable[tuple[str, ...]] = repeat(())
+    found: dict[str, Sequence[Any]] = {"record": piece.names}
+    if piece.decisions is not None and task.has_classes:
+        found["predicted"] = [names[one] for one in piece.decisions.tolist()]
+    elif piece.decisions is not None:
+        found |= dict(zip(names, piece.decisions.T.tolist(), strict=True))
+    found |= dict(zip(model.answer_names, piece.answers.flatten(1).T.tolist(), strict=True))
     if model.job.features:
-        outside = [(text,) for text in piece.outside]
-    answers = piece.answers.flatten(1).tolist()
-    for name, own, values, beyond in zip(piece.names, decided, answers, outside, strict=False):
-        yield (name, *own, *(f"{value:.6g}" for value in values), *beyond)
+        found["outside"] = piece.outside
+    return found
 
 
 def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns(model))
-    for piece in pieces:
-        writer.writerows(rows(model, piece))
+    for number, piece in enumerate(pieces):
+        table = table_of(model, piece)
+        if not number:
+            writer.writerow(table)
+        writer.writerows(map(_texts, zip(*table.values(), strict=True)))
         yield len(piece.names)
     text.detach()
+
+
+def _texts(row: Sequence[Any]) -> list[str]:
+    return [f"{value:.6g}" if isinstance(value, float) else str(value) for value in row]
 
 
 def _arrays(

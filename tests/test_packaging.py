@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import staddle
-
 PACKAGES = (
     "files", "proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands",
 )  # fmt: skip
@@ -63,7 +61,3 @@ def test_the_auditors_command_is_the_one_file():
     (command,) = (e for e in distribution("staddle").entry_points if e.name == "staddle-verify")
     assert (command.group, command.value) == ("console_scripts", "staddle.staddle_verify:main")
     assert command.load().__module__ == "staddle.staddle_verify"
-
-
-def test_the_root_package_holds_a_docstring_and_nothing_else():
-    assert Path(str(staddle.__file__)).read_text() == f'"""{staddle.__doc__}"""\n'

@@ -42,7 +42,7 @@ def results(
             # On standard error, since a program may read the paths below.
             printer.show(
                 f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and"
-                f" cannot open; every silo of the job has it, in jobs/{job}/model.safetensors of"
+                f" cannot open; every silo of the job has it, in jobs/{job}/model of"
                 " its own folder",
                 err=True,
             )

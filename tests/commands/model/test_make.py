@@ -60,19 +60,17 @@ def file(tmp_path_factory):
 
 def test_it_is_the_model_of_the_run_measured_on_the_silos_tests(file, tmp_path):
     out = tmp_path / "model"
-    arguments = ("--method", "fedavg", "--seed", "2", "--silo", "silo-1")
+    arguments = ("--method", "fedavg", "--seed", "2", "--silo", "silo-001")
     call("model", "make", file, *arguments, "--out", out)
     model = load(out)
     (run,) = (
-        run
-        for run in load_runs(file.parent / "tiny")
-        if (run.label, run.seed) == ("fedavg", 2)
+        run for run in load_runs(file.parent / "tiny") if (run.label, run.seed) == ("fedavg", 2)
     )
-    state = run.model("silo-1")
+    state = run.model("silo-001")
     for part, module in model.module.parts.items():
         for name, value in module.state_dict().items():
             assert (value == state.parts[part][name]).all()
-    own = populate(read(file)).records["silo-1"]
+    own = populate(read(file)).records["silo-001"]
     right = (model.module.answers(own.test.held).argmax(1) == own.test.y).double().mean()
     assert model.description.measured.said["accuracy"] == right.item()
     assert model.description.records.train == len(own.train)
@@ -85,12 +83,12 @@ def test_it_is_the_model_of_the_run_measured_on_the_silos_tests(file, tmp_path):
     [
         ((), "name one run by --method and --seed; finished: fedavg, seed 1; fedavg, seed 2;"),
         (("--method", "fedavg"), "name one run by --method and --seed"),
-        (("--method", "fedavg", "--seed", "1", "--silo", "x"), "unknown silo 'x'; .* has silo-0"),
+        (("--method", "fedavg", "--seed", "1", "--silo", "x"), "unknown silo 'x'; .* has silo-000"),
         (("--results", "nothing"), "no finished run there"),
     ],
 )
 def test_what_is_not_clear_is_told(file, tmp_path, arguments, said):
-    silo = () if "--silo" in arguments else ("--silo", "silo-0")
+    silo = () if "--silo" in arguments else ("--silo", "silo-000")
     with pytest.raises(LocalError, match=said):
         call("model", "make", file, *silo, *arguments, "--out", tmp_path / "model")
 
@@ -98,7 +96,7 @@ def test_what_is_not_clear_is_told(file, tmp_path, arguments, said):
 def test_other_records_are_no_measure_of_it(file, tmp_path):
     other = tmp_path / "tiny.toml"
     other.write_text(EXPERIMENT.replace("silos = 3", "silos = 3\nseed = 5"))
-    arguments = ("--method", "fedavg", "--seed", "1", "--silo", "silo-1")
+    arguments = ("--method", "fedavg", "--seed", "1", "--silo", "silo-001")
     results = ("--results", file.parent / "tiny")
     with pytest.raises(LocalError, match="is a run on other records than those of"):
         call("model", "make", other, *arguments, *results, "--out", tmp_path / "model")

@@ -5,12 +5,15 @@ import torch
 from support.private_jobs import opened, policy_for, private_job, steps_of
 from support.recording_gate import World
 
+from staddle import log
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.accountant import PrivateSilo
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
+from staddle.bundle import making
 from staddle.bundle.description import Origin
+from staddle.bundle.folder import FILES, SIGNATURE
 from staddle.bundle.making import ModelMaker
-from staddle.errors import LocalError, UnwritableError
+from staddle.errors import CancelledError, LocalError, UnwritableError
 from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
@@ -236,3 +239,47 @@ def test_the_end_of_a_private_job_spends_nothing(paid):
     work.finish(1, {}, maker(work))
     assert paid.spent() == 4
     assert work.folder.finished
+
+
+def test_the_model_of_a_job_is_described(work):
+    one = work("one")
+    one.train(0, 0, {})
+    one.finish(1, delivery(one, 1), maker(one))
+    assert one.folder.finished
+    assert {path.name for path in one.folder.model.iterdir()} == {*FILES, SIGNATURE}
+    assert not (one.folder.path / "model.safetensors").exists()
+
+
+def test_a_model_that_cannot_be_described_is_kept_all_the_same(work, monkeypatch):
+    """Whatever is said about a model may fail, and costs no model."""
+
+    def fails(*_):
+        raise LocalError("the task 'x' fails")
+
+    told = []
+    monkeypatch.setattr(making, "thresholds", fails)
+    monkeypatch.setattr(log, "problem", lambda event, **fields: told.append((event, fields)))
+    one = work("one")
+    one.train(0, 0, {})
+    one.finish(1, delivery(one, 1), maker(one))
+    assert one.folder.finished
+    assert not one.folder.model.exists()
+    kept = state_from_bytes(one.folder.values.read_bytes())
+    assert state_to_bytes(kept) == state_to_bytes(one.folder.state(1))
+    assert told == [("model.undescribed", {"job": "simple", "why": "the task 'x' fails"})]
+
+
+def test_a_stop_while_a_model_is_measured_leaves_the_job_to_end_again(work, monkeypatch):
+    one = work("one")
+    one.train(0, 0, {})
+
+    def stopped(*_):
+        raise CancelledError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(making, "measured", stopped)
+        with pytest.raises(CancelledError):
+            one.finish(1, delivery(one, 1), maker(one))
+    assert not one.folder.finished
+    one.finish(1, delivery(one, 1), maker(one))
+    assert one.folder.model.exists()
