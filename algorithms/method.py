@@ -472,6 +472,14 @@ class Method(ABC):
             changed[part] = {**changed[part], leaf: mixed.to(value.dtype)}
         return SiloState(changed, state.extra)
 
+    def epochs_left(self, taken: int) -> int:
+        """The job's epochs less those that other stages of the round take; at least 1.
+
+        So the epochs of a round's stages add up to ``training.epochs`` in every method, unless
+        options say otherwise: methods that are compared take the same local steps.
+        """
+        return max(1, self.setting.epochs - taken)
+
     def stage(self, *trains: str) -> Stage:
         """The task's loss on the job's epochs and optimiser, training the named parts.
 

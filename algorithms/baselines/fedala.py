@@ -19,7 +19,9 @@ Where this differs from the paper:
   runner does not do.
 - The first time, W_i is learned until the losses of ten epochs deviate by less than 0.1 in the
   authors' code, so for 11 epochs at least. Here it is ``start_epochs``, 11, known before; from then
-  on it is one epoch, as in the paper.
+  on it is one epoch, as in the paper. In a round that learns W_i (3) takes one epoch less than the
+  job's, at least one, unless ``training_epochs`` says otherwise: an epoch of W_i is not one more
+  than the other methods take. Those of the first time are.
 - ``layers`` counts p in layers with parameters, the classifier being the last; the code counts
   tensors, two a layer.
 - While W_i is learned batch norm runs in evaluation mode, and never does W_i mix running
@@ -63,13 +65,15 @@ class FedALAOptions(Strict):
     """η, the learning rate of the weights."""
     start_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 11
     """Epochs for which the weights are learned the first time."""
+    training_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
+    """Epochs of (3) after the weights; default: one less than the job's."""
 
 
 class FedALA(Method):
     """A global model whose upper layers each silo mixes into its own by weights that it learns."""
 
     name = "fedala"
-    version = 1
+    version = 2  # 2: after an epoch of the weights, training takes one less than the job's
     options_model = FedALAOptions
     options: FedALAOptions
 
@@ -155,6 +159,7 @@ class FedALA(Method):
         # Nothing was delivered, so there are no weights to learn.
         if not context:
             return (local,)
+        local = replace(local, epochs=self.options.training_epochs or self.epochs_left(1))
         # Weights start at ones; the authors' code learns them to convergence the first time.
         epochs = 1 if bool(state.extra["learned"]) else self.options.start_epochs
         optimiser = Optimiser(self.options.eta, within=(0.0, 1.0))  # (2)

@@ -12,12 +12,14 @@ A model is a feature extractor θ below a classifier φ_i of the silo's own.
     round
     (2) alignment: θ ← SGD(Σ_k (1/B_k) Σ_{x of class k} (1/d) ‖f(θ; x) - P_ik‖²) from the delivered
         θ, where a batch has B_k records of class k, for an epoch of learning rate 0.01
-    (3) (θ_i, φ_i) ← SGD(cross-entropy) from there, for the job's epochs
+    (3) (θ_i, φ_i) ← SGD(cross-entropy) from there, for the rest of the job's epochs
     (4) T_i = Σ_x ‖∇_{θ,φ} -log p(y | x; θ_i, φ_i)‖², the trace of the Fisher information of the
     silo's records
     (5) at the coordinator:  θ ← Σ_i T_i θ_i / Σ_i T_i
 
 Where this differs from the paper:
+- (2) and (3) take the job's epochs together unless options say otherwise, (3) at least one. In the
+  paper the epoch of (2) comes on top.
 - The code squares the gradient of each batch's mean in Eq. 4 and adds up over batches, which
   depends on their size; here the gradient of each record is squared, as the information has it.
 - P_ik is computed at the end of a round, of the same extractor and records as the paper's at the
@@ -75,13 +77,15 @@ class FedASOptions(Strict):
     """Epochs of Eq. 2; 0 takes the delivered extractor as it comes, as in the paper's ablation."""
     alignment_lr: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] = 0.01
     """Learning rate of Eq. 2."""
+    training_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
+    """Epochs of (3); default: those of the job that Eq. 2 leaves."""
 
 
 class FedAS(Method):
     """A shared extractor, aligned at each silo and averaged by Fisher information."""
 
     name = "fedas"
-    version = 1
+    version = 2  # 2: alignment and training add up to the job's epochs by default
     needs_classes = "weighs records by class"
     options_model = FedASOptions
     options: FedASOptions
@@ -128,13 +132,13 @@ class FedAS(Method):
 
         A silo's first round has no alignment, since there are no prototypes yet.
         """
-        train = self.stage("extractor", "classifier")  # (3)
+        # Before its first round a silo has no prototypes to align to.
+        epochs = self.options.alignment_epochs if state.extra["prototypes"].any() else 0
+        training = self.options.training_epochs or self.epochs_left(epochs)
+        train = replace(self.stage("extractor", "classifier"), epochs=training)  # (3)
         # The survey comes after training: Eqs. 1 and 4 take the trained model.
         course = (train, Survey(self.survey), Change(self.remember))
-
-        # Before its first round a silo has no prototypes to align to.
-        epochs = self.options.alignment_epochs
-        if not epochs or not state.extra["prototypes"].any():
+        if not epochs:
             return course
         optimiser = Optimiser(self.options.alignment_lr)
         context = {"prototypes": state.extra["prototypes"]}

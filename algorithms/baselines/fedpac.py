@@ -11,8 +11,8 @@ p_ik = n_ik / n_i; f(x) are the d features of a record, c_k is the global protot
     (1) at silo i, of the model as delivered:  h_ik = p_ik · mean of f(x) over class k,
                                                V_i = [(1/n_i) Σ_x ‖f(x)‖² - Σ_k ‖h_ik‖²] / n_i
     (2) then φ_i ← SGD(cross-entropy) with θ held, for E_φ epochs of learning rate η_φ
-    (3) then θ_i ← SGD(cross-entropy + λ · (1/n_i) Σ_x (1/d) ‖f(x) - c_y‖²) with φ_i held, for the
-    job's epochs
+    (3) then θ_i ← SGD(cross-entropy + λ · (1/n_i) Σ_x (1/d) ‖f(x) - c_y‖²) with φ_i held, for
+    E_θ epochs
     (4) then ĉ_ik = mean of f(x) over class k, by the trained extractor
     (5) at the coordinator:  θ ← Σ_i n_i θ_i / Σ_i n_i,   c_k ← Σ_i n_ik ĉ_ik / Σ_i n_ik
     (6) α_i = argmin over the simplex of Σ_j α_j² V_j + Σ_jl α_j α_l Σ_k ⟨h_ik - h_jk, h_ik - h_lk⟩,
@@ -35,6 +35,8 @@ Where this differs from the paper:
   contributed last.
 - A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the
   code falls back on the silo's own prototype.
+- E_φ + E_θ are the job's epochs unless options say otherwise: E_φ is 1, E_θ the rest, at least 1.
+  In the paper E_φ comes on top of the epochs that the other methods take.
 - Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the
   extractor's lr is 0.01.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
@@ -105,6 +107,8 @@ class FedPACOptions(Strict):
     """λ of Eq. 3."""
     classifier_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """E_φ of Eq. 2."""
+    extractor_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None
+    """E_θ of Eq. 3; default: the job's epochs that E_φ leaves."""
     classifier_lr: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] = 0.1
     """η_φ of Eq. 2."""
     variances: Literal["each", "pooled"] = "each"
@@ -115,7 +119,7 @@ class FedPAC(Method):
     """A shared extractor, aligned to prototypes, below classifiers mixed for each silo."""
 
     name = "fedpac"
-    version = 1
+    version = 2  # 2: the epochs of both stages add up to the job's by default
     needs_classes = "averages features class by class"
     options_model = FedPACOptions
     options: FedPACOptions
@@ -197,12 +201,15 @@ class FedPAC(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the classifier, then the extractor, and measure the records."""
         classifier, extractor = self.stage("classifier"), self.stage("extractor")
+        epochs = self.options.extractor_epochs
+        if epochs is None:
+            epochs = self.epochs_left(self.options.classifier_epochs)
         # η_φ of (2); (3) takes the job's learning rate.
         optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
         context = {"prototypes": state.extra["prototypes"]}
         return (
             replace(classifier, epochs=self.options.classifier_epochs, optimiser=optimiser),  # (2)
-            replace(extractor, loss=self.aligned, context=context),  # (3)
+            replace(extractor, epochs=epochs, loss=self.aligned, context=context),  # (3)
             Survey(self.survey),
         )
 

@@ -10,8 +10,9 @@ federated learning", ICML 2021, arXiv:2102.07078, Algorithm 1.
 The representation φ is the ``extractor``, the head h_i the ``classifier``.
 
 Where this differs from the paper:
-- Its algorithm steps on φ once; its experiments take 1 epoch or 5. Here E is ``extractor_epochs``,
-  the job's epochs where it is left out. τ is ``head_epochs``, 10 as in its experiments.
+- τ + E are the job's epochs unless options say otherwise: E is 1, as in the authors' code, τ the
+  rest. The paper's algorithm steps on φ once; its experiments take τ = 10, and 1 epoch or 5 for φ.
+  A job of one epoch takes one for each.
 - (3) weighs by samples, as the authors' code does; the paper weighs equally.
 - Heads start from one common initial value, the paper leaves their start open.
 - A stage begins without momentum; in the authors' code one optimiser goes through both.
@@ -41,26 +42,33 @@ Epochs = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 class FedRepOptions(Strict):
     """Options of FedRep."""
 
-    head_epochs: Epochs = 10
-    """τ, epochs of the classifier in each round."""
+    head_epochs: Epochs | None = None
+    """τ, epochs of the classifier in each round; default: those of the job that E leaves."""
     extractor_epochs: Epochs | None = None
-    """E, epochs of the extractor after them; default: the job's."""
+    """E, epochs of the extractor after them; default: 1, or those of the job that τ leaves."""
 
 
 class FedRep(Method):
     """A shared extractor under private classifiers that are trained first."""
 
     name = "fedrep"
-    version = 1
+    version = 2  # 2: the epochs of both stages add up to the job's by default
     options_model = FedRepOptions
     options: FedRepOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
-        self.extractor_epochs = setting.epochs
-        if self.options.extractor_epochs is not None:
-            self.extractor_epochs = self.options.extractor_epochs
+        self.head_epochs, self.extractor_epochs = self._epochs()
+
+    def _epochs(self) -> tuple[int, int]:
+        """τ and E."""
+        head, extractor = self.options.head_epochs, self.options.extractor_epochs
+        if extractor is None:
+            extractor = 1 if head is None else self.epochs_left(head)
+        if head is None:
+            head = self.epochs_left(extractor)
+        return head, extractor
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The extractor."""
@@ -72,13 +80,13 @@ class FedRep(Method):
 
     def effort(self, round_: int) -> Effort:
         """Both stages' epochs."""
-        return Effort(epochs=self.options.head_epochs + self.extractor_epochs)
+        return Effort(epochs=self.head_epochs + self.extractor_epochs)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """The classifier, then the extractor."""
         # The classifier comes first, so that the extractor trains under one that fits the silo.
         return (
-            replace(self.stage("classifier"), epochs=self.options.head_epochs),  # (1)
+            replace(self.stage("classifier"), epochs=self.head_epochs),  # (1)
             replace(self.stage("extractor"), epochs=self.extractor_epochs),  # (2)
         )
 

@@ -55,10 +55,14 @@ class Round:
     """The outcome of one round: a report per silo of its cohort, and the coordinator's sums.
 
     ``metrics`` are the cohort's sums of METRICS. In a federation ``reports`` stay at the silos.
+    ``bytes_up`` and ``bytes_down`` are those of all tensors that the cohort uploaded and received:
+    in the clear, without what frames them.
     """
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 class Simulation:
@@ -88,6 +92,7 @@ class Simulation:
         self._states = dict(begun.states)
         self._trained = set(begun.trained)
         self._coordinator = begun.coordinator
+        self._last_delivery = 0
         with in_memory():
             self._archive = MemoryArchive(begun.shelved, self._device)
 
@@ -129,10 +134,14 @@ class Simulation:
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
         # Outcomes are kept apart until the round is closed, so an exception changes nothing.
-        outcomes = self._engine.train(round_, self._work(cohort), done)
+        work = self._work(cohort)
+        outcomes = self._engine.train(round_, work, done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
+        uploaded = 0
         for silo, part in product(cohort, up):
-            contribution = exchanges.contribute(part, outcomes[silo].contributions[part.name])
+            given = outcomes[silo].contributions[part.name]
+            uploaded += _bytes(given.tensors)
+            contribution = exchanges.contribute(part, given)
             spool[part.name, silo] = self._spooled(part, contribution)
 
         # A coordinator reads the same from files.
@@ -148,7 +157,8 @@ class Simulation:
         self._states |= {silo: outcomes[silo].state for silo in cohort}
         self._trained |= set(cohort)
         self._round += 1
-        return Round({silo: outcomes[silo].report for silo in cohort}, metrics)
+        reports = {silo: outcomes[silo].report for silo in cohort}
+        return Round(reports, metrics, uploaded, _delivered(work))
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
@@ -156,7 +166,9 @@ class Simulation:
 
         ``done`` is called for each silo. Silos that never took part are evaluated, too.
         """
-        return self._engine.look(self._round, self._work(self._job.silos), done)
+        work = self._work(self._job.silos)
+        self._last_delivery = _delivered(work)
+        return self._engine.look(self._round, work, done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, according to a ``look`` after the last round.
@@ -178,11 +190,30 @@ class Simulation:
             return contribution
         return {name: tensor.to(self._device) for name, tensor in contribution.items()}
 
+    @property
+    def last_delivery(self) -> int:
+        """Bytes of the tensors that the last ``look`` delivered, to all silos; at first 0."""
+        return self._last_delivery
+
+    @in_memory()
+    def work(self, silos: Sequence[str]) -> list[SiloWork]:
+        """The silos with what the next round would deliver to them; nothing changes."""
+        return self._work(silos)
+
     def _work(self, silos: Sequence[str]) -> list[SiloWork]:
         delivered = deliver_all(
             self._method, self._exchanges, self._coordinator, self._round, silos, self._archive
         )
         return [SiloWork(silo, self._states[silo], down) for silo, down in delivered.items()]
+
+
+def _bytes(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _delivered(work: Sequence[SiloWork]) -> int:
+    """Bytes of all tensors of these deliveries."""
+    return sum(_bytes(part) for one in work for part in one.delivered.values())
 
 
 def _beginning(job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]]) -> Snapshot:

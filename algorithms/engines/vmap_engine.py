@@ -32,6 +32,7 @@ from ..training.silo_round import (
     Seen,
     facts_of,
     handed,
+    local_work,
     metrics,
     stage_stream,
     take_delivery,
@@ -164,8 +165,14 @@ class Stacked:
             after = self._counts(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
+                taken = local_work(method, self._job, courses[silo], silos.modules, len(own.train))
                 report = RoundReport(
-                    round_, len(own.train), before[silo], after[silo], loss.get(silo)
+                    round_,
+                    len(own.train),
+                    before[silo],
+                    after[silo],
+                    loss.get(silo),
+                    taken,
                 )
                 contributions = {
                     **method.contribute(state, facts[silo]),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import CancelledError, ExhaustedError, LocalError, PeerError
 from ...files import tensor_file
-from ..course import Change, Facts, SiloState, Stage, Survey
+from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset, forgiving
 from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Part, fits, value_fault
@@ -33,8 +33,9 @@ from ..numerics.streams import stream
 from ..tasks.counting import Tally
 from ..tasks.task import histogram
 from .accountant import PrivateSilo, ReservedSteps
-from .loop import PLAIN, Modules, Stepper, evaluate, never, silent, train
+from .loop import PLAIN, Modules, Stepper, batch_coupled, evaluate, never, silent, train
 from .plain_round import ClearRound, Side
+from .work import LocalWork, work_of
 
 TAINTS = "staddle.taints"  # in the metadata of a private job's state file
 STEPS = "staddle.steps"  # in that of a silo's state file
@@ -53,6 +54,7 @@ class RoundReport:
     delivered: Tally  # of test records, with the model as delivered
     trained: Tally  # the same after local training
     loss: float | None  # mean training loss of the last stage's last epoch
+    work: LocalWork | None = None  # of a round in a plain job
 
     @property
     def tested(self) -> int:
@@ -172,11 +174,29 @@ def local_round(
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
     side.evaluated(modules)
-    report = RoundReport(round_, len(train_data), seen_delivered, seen_trained, loss)
+    report = RoundReport(
+        round_,
+        len(train_data),
+        seen_delivered,
+        seen_trained,
+        loss,
+        None if private else local_work(method, job, course, modules, len(train_data)),
+    )
 
     contributions, taints = side.contribute(trained)
     seen, of_seen = side.metrics(metrics(job, report))
     return RoundOutcome(trained, {**contributions, **seen}, report, taints | of_seen, side.spending)
+
+
+def local_work(
+    method: Method, job: Job, course: Course, modules: Modules, records: int
+) -> LocalWork:
+    """The work of a silo's course in a plain round of the job."""
+
+    def wraps(stage: Stage) -> bool:
+        return batch_coupled(handed(modules, stage))
+
+    return work_of(course, records, job.training.batch_size, wraps, method.measures)
 
 
 @contextmanager

@@ -88,6 +88,14 @@ def simulate(
     rounds: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Instead of FILE's, such as training.lr=0.05; may be given again.",
+        ),
+    ] = None,
     workers: Workers = None,
     device: Device = "auto",
     graphs: Graphs = True,
@@ -117,7 +125,7 @@ def simulate(
 
     screen = Screen(err=as_json)
     # An error in the file shows before the records are read.
-    experiment = read(file)
+    experiment = read(file, setting or ())
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
 
     # a run that failed does not hide the results of the others: the report comes first

@@ -67,8 +67,10 @@ from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.partition import options
 from ...errors import LocalError
-from ...files.documents import Strict, read_toml, validate
+from ...files.documents import Strict, read_bytes, validate
+from ...files.toml_document import parse_document
 from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
+from .overrides import overridden
 from .plan import Schedule
 from .silo_names import numbered
 
@@ -212,12 +214,13 @@ class Experiment:
         return Schedule(self.file.simulation.look_every, self.file.simulation.snapshot_every)
 
 
-def read(path: Path) -> Experiment:
+def read(path: Path, settings: Sequence[str] = ()) -> Experiment:
     """Read the file; LocalError names file, key, value and the fix, in a method's changes too.
 
-    Paths in the file start at its folder.
+    ``settings`` replace some of the file's (overrides.py). Paths in both start at its folder.
     """
-    return checked(path, read_toml(path, ExperimentFile), path.parent)
+    document = overridden(parse_document(read_bytes(path), str(path)), settings)
+    return checked(path, validate(document, ExperimentFile, str(path)), path.parent)
 
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:

@@ -1,10 +1,11 @@
-"""PNG pictures of several methods' runs: the score over rounds, and its spread over the silos."""
+"""PNG pictures of several methods' runs: the score over rounds, bytes or time, and over silos."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
+from statistics import fmean
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -25,6 +26,21 @@ from .style import Style, percent, picture, styles_of, within
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
+Pace = Mapping[int, float]  # by rounds that train, what was spent by then
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a score is drawn against; ``file`` is the picture's, ``over`` follows its title."""
+
+    file: str
+    over: str
+    label: str
+
+
+ROUNDS = Axis("curves.png", "over rounds", "rounds of training")
+MEGABYTES = Axis("bytes.png", "over bytes", "MB up and down, all silos together")
+SECONDS = Axis("seconds.png", "over time", "seconds of training and aggregation")
 
 # Labels of the axis.
 MEANS: dict[Average, str] = {
@@ -77,6 +93,14 @@ def curve(
     )
 
 
+def pace(seeds: Sequence[Mapping[int, float]]) -> Pace:
+    """The mean over seeds of what was spent, by round; only rounds that all of them have."""
+    return {
+        rounds: fmean(own[rounds] for own in seeds)
+        for rounds in sorted(set.intersection(*map(set, seeds)))
+    }
+
+
 def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
     """The silos' scores in the last look of one measure, those of all seeds together.
 
@@ -100,12 +124,15 @@ def curves(
     measures: Sequence[Measure] = ALL,
     mean: Average = "macro",
     form: ScoreForm = ACCURACY,
+    axis: Axis = ROUNDS,
+    paces: Mapping[str, Pace] | None = None,
 ) -> bytes:
     """PNG with a panel per measure and a line per method.
 
     LocalError where no method has any of the measures.
 
-    The same histories give the same bytes. ``mean`` says how silos are averaged.
+    The same histories give the same bytes. ``mean`` says how silos are averaged. ``paces`` are
+    places on the ``axis`` by label; without them it has rounds.
     """
     _check(histories, measures)
 
@@ -115,7 +142,11 @@ def curves(
 
     # both axes are shared, so their limits come from the curves of all panels
     shown = list(chain.from_iterable(panel.values() for panel in drawn.values()))
-    longest = max(chain.from_iterable(one.rounds for one in shown))
+    placed: dict[int, Sequence[float]] = {}
+    for panel in drawn.values():
+        for label, one in panel.items():
+            placed[id(one)] = _places(one, (paces or {}).get(label))
+    longest = max(chain.from_iterable(placed.values()))
     lowest = float(np.concatenate([one.low for one in shown]).min())
     highest = float(np.concatenate([one.high for one in shown]).max())
     explained = "one seed"
@@ -126,9 +157,10 @@ def curves(
         panels = _panels(figure, measures)
         for axes, measure in panels.items():
             for label, one in drawn[measure].items():
-                _line(axes, one, styles[label])
-            axes.set_xlabel("rounds of training")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                _line(axes, one, placed[id(one)], styles[label])
+            axes.set_xlabel(axis.label)
+            if paces is None:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             _scale(axes, "y", form)
         # The panels share their axes, so the first sets the limits of all.
         first = next(iter(panels))
@@ -138,7 +170,7 @@ def curves(
         first.set_ylim(within([lowest, highest], share=form.share))
         handles = [_handle(style) for style in styles.values()]
         figure.legend(handles, list(styles), loc="outside right center")
-        figure.suptitle(f"{form.title} on held-out records over rounds")
+        figure.suptitle(f"{form.title} on held-out records {axis.over}")
         figure.supxlabel(explained, fontsize="small")
 
     return picture(4.4 * len(measures) + 0.9 + _label_width(histories), 4.6, draw)
@@ -236,11 +268,18 @@ def _label_width(labels: Iterable[str]) -> float:
     return 0.2 + 0.085 * max(map(len, labels))
 
 
-def _line(axes: Axes, one: Curve, style: Style) -> None:
+def _places(one: Curve, pace: Pace | None) -> Sequence[float]:
+    """Where the points of a curve stand on the axis."""
+    if pace is None:
+        return one.rounds
+    return [pace[rounds] for rounds in one.rounds]
+
+
+def _line(axes: Axes, one: Curve, places: Sequence[float], style: Style) -> None:
     # The band from the lowest to the highest seed.
-    axes.fill_between(one.rounds, one.low, one.high, color=style.colour, alpha=0.15, linewidth=0)
+    axes.fill_between(places, one.low, one.high, color=style.colour, alpha=0.15, linewidth=0)
     line = _handle(style)
-    line.set_data(one.rounds, one.mean)
+    line.set_data(places, one.mean)
     # More markers would hide the line.
     line.set_markevery(max(1, len(one.rounds) // FEW))
     axes.add_line(line)

@@ -1,7 +1,7 @@
 """Reads the runs of an output folder back, for summaries, pictures and people's own programs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -16,12 +16,13 @@ from ...errors import LocalError, reason
 from ...files import tensor_file
 from ..run import history as history_file
 from ..run import manifest as identity
-from ..run.disk import BEGIN_ANEW
+from ..run.disk import BEGIN_ANEW, kept_bytes
 from ..run.export import COORDINATOR, model_file
 from ..run.folder import HISTORY
 from ..run.history import Measured
 from ..run.manifest import RUN, RunManifest, SiloRecords
 from ..run.snapshot import read_index
+from ..run.work_file import SECONDS, WORK, RoundWork, read_seconds, read_work
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Recorded:
     finished: bool
     identity: RunManifest
     seconds: float | None
+    work: tuple[RoundWork, ...] = ()  # up to its last snapshot
+    timed: Mapping[int, float] = field(default_factory=dict)  # seconds by round
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
@@ -87,6 +90,7 @@ def _recorded(folder: Path) -> Recorded:
     manifest, index = identity.read(folder), read_index(folder)
     path = folder / HISTORY
     kept, seconds, finished = None, None, False
+    work: tuple[RoundWork, ...] = ()
     if index is not None:
         # a snapshot of another run would lend this one its history
         if sha256(manifest.to_bytes()).hexdigest() != index.run:
@@ -94,10 +98,12 @@ def _recorded(folder: Path) -> Recorded:
                 f"{folder / RUN}: is not what the snapshot next to it was written for; {BEGIN_ANEW}"
             )
         # The lines that a snapshot covers must be unchanged.
-        history_file.check(path, index.history)
+        kept_bytes(path, index.history)
+        work = read_work(folder / WORK, index.work)
         seconds = index.milliseconds / 1000
         if index.finished is not None:
             kept, finished = index.finished.history, True
+            work = read_work(folder / WORK, index.finished.work)
 
     # a run's history may be ahead of its snapshot: what is read is what was measured, and a
     # resumed run measures the same again
@@ -116,6 +122,8 @@ def _recorded(folder: Path) -> Recorded:
         finished=finished,
         identity=manifest,
         seconds=seconds,
+        work=work,
+        timed=read_seconds(folder / SECONDS),
     )
 
 

@@ -3,7 +3,8 @@
 ::
 
     summary.md                                  summary.py
-    curves.png, spread.png                      curves.py
+    results.csv                                 results_csv.py
+    curves.png, bytes.png, seconds.png, spread.png    curves.py
     partition.json, partition.png               who holds what, where the population is at hand
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
@@ -11,6 +12,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
+from math import isnan, nan
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
@@ -18,15 +20,18 @@ from ...algorithms.job.job import Job
 from ...algorithms.partition import file as partition_file
 from ...algorithms.partition import picture
 from ...algorithms.partition.file import PartitionFile
+from ...algorithms.tasks.counting import ScoreForm
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Population
 from ..experiment.population import counts
 from . import curves, heatmaps
 from .finished_runs import Recorded, load_runs
+from .results_csv import results_csv, spent
 from .summary import Groups, Link, check_comparable, summary
 
 SUMMARY, CURVES, SPREAD, HEATMAP = "summary.md", "curves.png", "spread.png", "heatmap.png"
+RESULTS = "results.csv"
 PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"
 
 
@@ -51,7 +56,7 @@ def write_report(
     text = summary(groups, partition, list(pictures))
 
     # all is drawn by now: what fails to be drawn leaves the last report as it was
-    files = {SUMMARY: text.encode()}
+    files = {SUMMARY: text.encode(), RESULTS: results_csv(groups).encode()}
     for link, data in pictures.items():
         files[str(link.path)] = data
     written = []
@@ -73,6 +78,7 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
     # None for pictures that cannot be drawn; they are left out at the end.
     pictures: dict[Link, bytes | None] = {
         _link(CURVES, f"{form.title} over rounds"): curves.curves(histories, form=form),
+        **_paced(groups, histories, form),
         _link(SPREAD, f"{form.title} silo by silo, after the last round"): curves.spread(
             histories, form=form
         ),
@@ -90,6 +96,28 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
         link = _link(path.as_posix(), caption, run is groups[run.label][0])
         pictures[link] = _heat_map(run, population)
     return {link: png for link, png in pictures.items() if png is not None}
+
+
+def _paced(
+    groups: Groups, histories: curves.Histories, form: ScoreForm
+) -> dict[Link, bytes | None]:
+    """The curves over bytes and over seconds, where all runs have counted them."""
+    megabytes: dict[str, curves.Pace] = {}
+    seconds: dict[str, curves.Pace] = {}
+    for label, runs in groups.items():
+        taken = list(map(spent, runs))
+        megabytes[label] = curves.pace(
+            [{n: (own.bytes_up + own.bytes_down) / 1e6 for n, own in one.items()} for one in taken]
+        )
+        seconds[label] = curves.pace([{n: own.seconds for n, own in one.items()} for one in taken])
+    pictures: dict[Link, bytes | None] = {}
+    for axis, paces in ((curves.MEGABYTES, megabytes), (curves.SECONDS, seconds)):
+        ends = (max(own.values(), default=nan) for own in paces.values())
+        # A run whose seconds.csv is missing has no place on the axis.
+        if not any(map(isnan, ends)):
+            link = _link(axis.file, f"{form.title} {axis.over}")
+            pictures[link] = curves.curves(histories, form=form, axis=axis, paces=paces)
+    return pictures
 
 
 def _link(name: str, caption: str, shown: bool = True) -> Link:

@@ -38,6 +38,7 @@ from ..run.scores import (
 from .finished_runs import Recorded
 from .markdown import MarkdownColumn, escaped, table
 from .silo_spread import against, kept, spectrum
+from .work_table import work_section
 
 Rows = list[tuple[str, str]]
 Groups = Mapping[str, Sequence[Recorded]]  # runs by label, those of a label by seed
@@ -54,6 +55,7 @@ SPECTRUM = {
     "best_tenth": "best tenth",
     "most": "best silo",
     "spread": "spread",
+    "variance": "variance",
 }
 DUELS = ("better", "equal", "worse")
 SIDES = {"training": "train", "validation": "validation", "test": "test"}  # of ``SiloRecords``
@@ -300,6 +302,7 @@ def summary(
         _experiment(groups, partition),
         _silos(groups, form),
         _every_measure(groups, form),
+        work_section(groups),
         _cost(groups),
         _pictures(pictures),
     )
@@ -407,7 +410,10 @@ def _constant_row(
 def _numbers(look: Measured, averages: Sequence[Average], form: ScoreForm) -> list[float]:
     """The averages and the spectrum of one look, in the order of the columns."""
     own = {average: getattr(look, average) for average in averages}
+    # Shares are shown in percent, so their variance is in squared points: twice the factor.
+    factor = 100 if form.share else 1
     numbers = asdict(spectrum(look, higher=form.higher)) | own
+    numbers["variance"] = factor * look.spread**2
     return [numbers[name] for name in (*averages, *SPECTRUM)]
 
 
@@ -509,11 +515,12 @@ def _meaning(form: ScoreForm) -> str:
         f"{defined}- **{form.constant}**: the best answer that is the same for all records of a"
         " silo there; a score that is no better shows nothing learnt.\n- **spread**: the"
         " population standard deviation (divided by n) of the silos' scores.\n-"
-        " **worst tenth**, **best tenth**: the mean score of the tenth of the silos, rounded"
-        " up, with the worst and with the best scores.\n- **±**: the sample standard"
-        " deviation (divided by n − 1) over seeds.\n\nRounds that train count; a census before the"
-        " first does not. Seeds determine initial models, cohorts and batches; all seeds share who"
-        " holds which record, and on which side.\n"
+        " **variance**: its square, of shares in squared percentage points; the lower, the more"
+        " alike the silos fare.\n- **worst tenth**, **best tenth**: the mean score of the tenth of"
+        " the silos, rounded up, with the worst and with the best scores.\n- **±**: the sample"
+        " standard deviation (divided by n − 1) over seeds.\n\nRounds that train count; a census"
+        " before the first does not. Seeds determine initial models, cohorts and batches; all seeds"
+        " share who holds which record, and on which side.\n"
     )
 
 

@@ -2,8 +2,6 @@
 
 ::
 
-    rounds.csv                 rounds, measure, silos, records, macro, micro, balanced, constant,
-                               spread, least, most: a line per measure
     silos.csv                  silo, training, measure, records, the task's score, balanced,
                                constant: of the look after the last round
     models/<silo>.safetensors  the model that the silo keeps, as ``part/<part>/<tensor>`` and
@@ -39,7 +37,7 @@ from .disk import writing
 from .history import Measured
 from .manifest import SiloRecords
 
-ROUNDS, SILOS, MODELS, COORDINATOR = "rounds.csv", "silos.csv", "models", "coordinator.safetensors"
+SILOS, MODELS, COORDINATOR = "silos.csv", "models", "coordinator.safetensors"
 MEASURES = "measures.json"
 # Measures of all silos; those of a cohort cannot be compared between rounds.
 LOOKS = ("all/", "validation/")
@@ -58,10 +56,7 @@ def write(
 
     The files are durable when it returns. UnwritableError if the disk fails.
     """
-    files = {
-        ROUNDS: rounds_csv(history).encode(),
-        SILOS: silos_csv(silos, history, counting.score.key).encode(),
-    }
+    files = {SILOS: silos_csv(silos, history, counting.score.key).encode()}
     files[MEASURES] = (json.dumps(measures(seen, counting), indent=1) + "\n").encode()
     # No file for a method without such a state.
     if coordinator:
@@ -101,34 +96,6 @@ def _said(tally: Tally) -> dict[str, Any]:
     # Of a table its measures say enough, but for a matrix.
     tables = {name: table for name, table in tally.tables.items() if name == CONFUSION}
     return {**tally.said(), **tables}
-
-
-def rounds_csv(history: Iterable[Measured]) -> str:
-    """A line per measure, in the order in which they were taken.
-
-    ``constant`` is the macro score of the best answer that is the same for all records of a silo,
-    ``balanced`` is empty in tasks without classes, and ``spread`` is the standard deviation over
-    the silos (of a population).
-    """
-    averages = ("macro", "micro", "balanced", "constant")
-    columns = ("rounds", "measure", "silos", "records", *averages, "spread", "least", "most")
-    return _csv(columns, map(_round_row, history))
-
-
-def _round_row(one: Measured) -> Sequence[object]:
-    return (
-        one.rounds,
-        one.measure,
-        len(one.records),
-        sum(one.records.values()),
-        one.macro,
-        one.micro,
-        one.balanced,
-        one.constant,
-        one.spread,
-        float(one.by_silo.min()),
-        float(one.by_silo.max()),
-    )
 
 
 def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured], score: str) -> str:

@@ -5,8 +5,8 @@
     <out>/<label>/seed-<seed>/run.json                  what run this is (manifest.py)
                               history.jsonl             what was measured, line by line (history.py)
                               snapshot.json, snapshot/  where it is (snapshot.py)
-                              rounds.csv, silos.csv, models/, coordinator.safetensors    at the end
-        (export.py)
+                              work.jsonl, seconds.csv   what rounds took (work_file.py)
+                              silos.csv, models/, coordinator.safetensors    at the end (export.py)
                               LOCK                      held by the one process that runs it
 
 The runner calls ``record`` with the measures of each round and, every few rounds and after the
@@ -32,10 +32,11 @@ from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export, manifest
-from .disk import writing
-from .history import NOTHING, HistoryFile, Measured, Prefix
+from .disk import NOTHING, Prefix, writing
+from .history import HistoryFile, Measured
 from .manifest import RUN, RunManifest
 from .snapshot import INDEX, FinishedRun, Index, Snapshots
+from .work_file import SECONDS, WORK, RoundWork, Stopwatch, WorkFile
 
 HISTORY = "history.jsonl"
 # No leading dot, which hides a folder, and no "/", which leaves it.
@@ -87,7 +88,8 @@ class RunFolder:
 
         # Bound to run.json by its digest, so that files of two runs cannot be mixed.
         self._snapshots = Snapshots(path, sha256(there.to_bytes()).hexdigest())
-        self.finished, kept = _how_far(path, self._snapshots.index)
+        index = self._snapshots.index
+        self.finished, kept, work = _how_far(path, index)
         # another device or release may round differently, and the results would not be the same
         # bytes; a finished run is only read
         if not self.finished and there.made_with != here.made_with:
@@ -98,6 +100,10 @@ class RunFolder:
         # Measures after the snapshot are cut off, and taken again.
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
+        self._work = WorkFile(path / WORK, work)
+        self._stopwatch = None
+        if not self.finished:
+            self._stopwatch = Stopwatch(path / SECONDS, 0 if index is None else index.round)
 
     def begun(self) -> Snapshot | None:
         """The snapshot from which the run resumes, its silos in job order; None for a new run."""
@@ -121,12 +127,18 @@ class RunFolder:
         self._history.append(added)
         self._measures += added
 
+    def record_work(self, line: RoundWork, seconds: float) -> None:
+        """Add what a round took; after a crash, as in ``record``."""
+        self._work.append(line)
+        if self._stopwatch is not None:
+            self._stopwatch.add(line.round, seconds)
+
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Let the run resume from here; the snapshot is on the disk when this returns.
 
         The history is synced first: the snapshot has its length and digest.
         """
-        self._snapshots.write(snapshot, self._history.sync())
+        self._snapshots.write(snapshot, self._history.sync(), self._work.sync())
 
     def finish(
         self,
@@ -148,13 +160,15 @@ class RunFolder:
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 
         # last: a run that names its results as finished has all of them on the disk
-        self._snapshots.finish(FinishedRun(history=self._history.sync(), results=names))
+        finished = FinishedRun(history=self._history.sync(), results=names, work=self._work.sync())
+        self._snapshots.finish(finished)
         self.finished = True
         return made
 
     def close(self) -> None:
-        """Close the history; ``opened`` releases the lock."""
+        """Close the growing files; ``opened`` releases the lock."""
         self._history.close()
+        self._work.close()
 
 
 def _begin(path: Path, here: RunManifest) -> RunManifest:
@@ -189,19 +203,19 @@ def _check_empty(path: Path) -> None:
         )
 
 
-def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix]:
-    """Whether the run is finished, and how much of its history counts."""
+def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix, Prefix]:
+    """Whether the run is finished, and how much of its history and its work counts."""
     if index is None:
-        return False, NOTHING
+        return False, NOTHING, NOTHING
     over = index.finished
     if over is None:
-        return False, index.history
+        return False, index.history, index.work
 
     # a person may have removed a result; finishing the run again writes it again
     is_whole = all((path / name).exists() for name in over.results)
     if not is_whole:
-        return False, index.history
-    return True, over.history
+        return False, index.history, index.work
+    return True, over.history, over.work
 
 
 def _tidy(path: Path) -> None:

@@ -11,8 +11,6 @@ and the score where each class counts the same, or null without classes. A snaps
 bytes belong to it (``Prefix``); a run that resumes from it measures again what came after them.
 """
 
-import hashlib
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
@@ -26,8 +24,7 @@ from numpy.typing import NDArray
 from ...algorithms.tasks.counting import Tally
 from ...algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from ...errors import LocalError
-from ...files.documents import Strict, sync_directory
-from .disk import BEGIN_ANEW, read_kept, writing
+from .disk import BEGIN_ANEW, GrowingFile, Prefix, kept_bytes, read_kept
 
 Measure = Literal[
     # silos of a round's cohort: the model as delivered, before local training, on test records
@@ -164,19 +161,6 @@ def _of_counts(rounds: int, measure: Measure, counts: Mapping[str, Tally]) -> Me
     )
 
 
-class Prefix(Strict):
-    """The first bytes of a file, by their number and their SHA-256 in hex.
-
-    A snapshot records the part of a growing file that it covers.
-    """
-
-    bytes: int
-    sha256: str
-
-
-# The history of a run before its first snapshot.
-NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
-
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -192,68 +176,23 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 _LINE = msgspec.json.Decoder(_Line)
 
 
-class HistoryFile:
+class HistoryFile(GrowingFile):
     """The one writer of a history.
 
     It resumes after ``kept``, and cuts off what the file has beyond that.
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
-        # Check first: lines that a snapshot covers are never cut off.
-        data = _checked(path, kept)
-        self.measures = parse(data, str(path))  # those that are kept
-        self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
-
-        # opened to append: no write can land on a line that a snapshot vouches for
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with writing(path):
-            self._descriptor = os.open(path, flags, 0o644)
-            try:
-                # Measures after the snapshot will be taken again.
-                os.ftruncate(self._descriptor, self._size)
-                os.fsync(self._descriptor)
-                sync_directory(path.parent)
-            except OSError:
-                self.close()
-                raise
+        # Before anything is cut off.
+        self.measures = read(path, kept)
+        super().__init__(path, kept)
 
     def append(self, measures: Iterable[Measured]) -> None:
         """Add lines; they reach the disk with the next ``sync``.
 
         UnwritableError if the disk fails.
         """
-        data = b"".join(to_line(measured) for measured in measures)
-        with writing(self._path):
-            # A single write: a partial one is an error.
-            if data and os.write(self._descriptor, data) != len(data):
-                raise OSError("only a part was written")
-        # not before the write: a line that the disk rejected is in no snapshot
-        self._hash.update(data)
-        self._size += len(data)
-
-    def sync(self) -> Prefix:
-        """Make all lines durable; returns what a snapshot says of them.
-
-        UnwritableError if the disk fails, or the file's length is not what was written.
-        """
-        with writing(self._path):
-            # another process that wrote here would leave lines that the digest does not cover
-            if os.fstat(self._descriptor).st_size != self._size:
-                raise OSError("its length is not what was written")
-            os.fsync(self._descriptor)
-        return Prefix(bytes=self._size, sha256=self._hash.hexdigest())
-
-    def close(self) -> None:
-        """Nothing can be added any longer."""
-        os.close(self._descriptor)
-
-
-def check(path: Path, kept: Prefix) -> None:
-    """LocalError unless a history begins as ``kept`` describes.
-
-    The rest of the file is not checked.
-    """
-    _checked(path, kept)
+        self.add(b"".join(to_line(measured) for measured in measures))
 
 
 def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
@@ -261,7 +200,7 @@ def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
 
     LocalError if it does not begin so, or a line is not a measure.
     """
-    data = read_kept(path) if kept is None else _checked(path, kept)
+    data = read_kept(path) if kept is None else kept_bytes(path, kept)
     return parse(data[: data.rfind(b"\n") + 1], str(path))
 
 
@@ -295,17 +234,3 @@ def _measured(line: bytes, where: str) -> Measured:
     columns = zip(*found.silos.values(), strict=True)
     by_silo = (dict(zip(found.silos, column, strict=True)) for column in columns)
     return Measured(found.rounds, found.measure, *by_silo)
-
-
-def _checked(path: Path, kept: Prefix) -> bytes:
-    data = b""
-    if kept.bytes:  # else the file may not be there yet
-        # Bytes after it are in no snapshot, and may end in half a line.
-        data = read_kept(path)[: kept.bytes]
-    found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    if kept != found:
-        raise LocalError(
-            f"{path}: its first {kept.bytes} bytes are not those that its snapshot was written"
-            f" with; {BEGIN_ANEW}"
-        )
-    return data

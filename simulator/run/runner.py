@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from time import monotonic
 
 from ...algorithms.engines.engine import Engine
 from ...algorithms.engines.simulation import Simulation, Snapshot
@@ -11,10 +12,12 @@ from ...errors import CancelledError
 from ..engines.device import Device
 from ..engines.signals import Stoppable, StopSignal
 from ..experiment.plan import Population, Run, Schedule
+from .flops import FlopMeter
 from .folder import RunFolder, opened
 from .history import Measured, of_look, of_round
 from .progress import RunProgress
 from .tensorboard import Board
+from .work_file import RoundWork, work_line
 
 
 def complete(
@@ -50,11 +53,12 @@ def complete(
         # A signal may interrupt training, but never a write.
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
+        meter = FlopMeter(run.job, population.records, trainer.device)
 
         # the last round ends with a look, so a run that lacks only that is not shown as finished
         done = run.job.rounds_before(simulation.round)
         watch.begin(run, min(done, run.job.rounds - 1))
-        _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
+        _Rounds(run, simulation, folder, schedule, watch, board, meter).to_the_end()
 
 
 class _Rounds:
@@ -66,7 +70,9 @@ class _Rounds:
         schedule: Schedule,
         watch: RunProgress,
         board: Board | None,
+        meter: FlopMeter,
     ) -> None:
+        self._meter = meter
         self._run, self._job, self._simulation = run, run.job, simulation
         self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
 
@@ -75,7 +81,7 @@ class _Rounds:
         whole, kept = self._simulation.snapshot(), self._simulation.round
         try:
             while self._simulation.round < self._job.length:
-                self._next()
+                self._next(whole)
                 whole = self._simulation.snapshot()
                 if self._is_due(whole):
                     self._folder.save_snapshot(whole)
@@ -98,14 +104,21 @@ class _Rounds:
         # Always after the last round: ``finish`` needs that snapshot.
         return rounds % self._schedule.snapshot_every == 0 or whole.round == self._job.length
 
-    def _next(self) -> None:
-        """A round and its measures; ``_finish`` takes the look after the last."""
+    def _next(self, whole: Snapshot) -> None:
+        """A round and its measures; ``_finish`` takes the look after the last.
+
+        ``whole`` is the simulation before the round.
+        """
         job, round_ = self._job, self._simulation.round
         # Equal for a round that does not count as training, such as a census.
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
         # Only the cohort trains.
         self._watch.work("training", len(job.cohort(round_)))
-        reports = self._simulation.step(self._watch.silo).reports
+        begun = monotonic()
+        done = self._simulation.step(self._watch.silo)
+        seconds, reports = monotonic() - begun, done.reports
+        flops = self._meter.count(whole, reports)
+        self._folder.record_work(work_line(round_, rounds, done, flops), seconds)
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
@@ -122,6 +135,9 @@ class _Rounds:
     def _finish(self) -> None:
         self._watch.work("looking", len(self._job.silos))
         last = self._simulation.look(self._watch.silo)
+        # Every silo receives the last results, though nothing trains on them.
+        down = self._simulation.last_delivery
+        self._folder.record_work(RoundWork(self._job.length, self._job.rounds, 0, down, {}), 0.0)
         measured = of_look(self._job.rounds, last)
         self._simulation.finish(last)
         seen = {silo: look.test for silo, look in last.items()}

@@ -37,8 +37,7 @@ from ...files.documents import (
     canonical_json,
     write_atomic,
 )
-from .disk import BEGIN_ANEW, parse_kept, read_kept, writing
-from .history import Prefix
+from .disk import BEGIN_ANEW, NOTHING, Prefix, parse_kept, read_kept, writing
 from .tensor_file import Key, TensorEntry, pack, unpack
 
 INDEX, FOLDER = "snapshot.json", "snapshot"
@@ -70,6 +69,7 @@ class FinishedRun(Strict):
 
     history: Prefix
     results: tuple[str, ...]
+    work: Prefix = NOTHING
 
 
 class Index(Strict):
@@ -85,6 +85,7 @@ class Index(Strict):
     milliseconds: Annotated[int, Field(ge=0)]
     trained: tuple[str, ...]
     history: Prefix
+    work: Prefix = NOTHING
     files: tuple[File, ...]
     finished: FinishedRun | None = None
 
@@ -161,8 +162,8 @@ class Snapshots:
                 self._placed[key] = _Placed(source, weights[key], file.name)
         return _snapshot(self._index, self._placed)
 
-    def write(self, snapshot: Snapshot, history: Prefix) -> None:
-        """Replace the snapshot; ``history`` is durable already.
+    def write(self, snapshot: Snapshot, history: Prefix, work: Prefix = NOTHING) -> None:
+        """Replace the snapshot; ``history`` and ``work`` are durable already.
 
         A process that resumes the run with the same code finds it whole.
 
@@ -203,6 +204,7 @@ class Snapshots:
                 milliseconds=self._milliseconds,
                 trained=tuple(sorted(snapshot.trained)),
                 history=history,
+                work=work,
                 files=tuple(_files(placed, written)),
             )
         )

@@ -8,6 +8,7 @@ from staddle.algorithms.engines.simulation import Simulation
 from staddle.simulator.experiment.plan import Population, Run, Schedule
 from staddle.simulator.run.folder import opened
 from staddle.simulator.run.history import of_look, of_round
+from staddle.simulator.run.work_file import work_line
 
 SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
 OPTIONS = {
@@ -57,6 +58,8 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
                 return folder
             step = simulation.step()
             rounds = job.rounds_before(simulation.round)
+            line = work_line(simulation.round - 1, rounds, step, dict.fromkeys(step.reports))
+            folder.record_work(line, 1.0)
             if rounds > job.rounds_before(simulation.round - 1):
                 folder.record(of_round(rounds, step.reports))
                 if not rounds % schedule.look_every and simulation.round < job.length:
@@ -72,10 +75,12 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
 
 
 def results(folder):
-    """What a run gave, by file: all that two runs of the same must agree in."""
+    """What a run gave, by file: all that two runs of the same must agree in, so no times."""
     found = {
         path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
     }
     return {
-        name: path.read_bytes() for name, path in found.items() if not name.startswith("snapshot")
+        name: path.read_bytes()
+        for name, path in found.items()
+        if not name.startswith("snapshot") and path.name != "seconds.csv"
     }

@@ -51,7 +51,8 @@ Where this differs from the paper:
   weights for its supervisor names their file in its own configuration (``[[weights]]``); a job
   holds no paths.
 - Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here
-  are not from it.
+  are not from it. τ_s + τ_θ are the job's epochs unless options say otherwise: τ_s is 1, τ_θ the
+  rest, at least 1.
 - θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with
   ``model.buffers = "global"`` they belong to θ in Eq. 7.
 
@@ -131,8 +132,8 @@ class FedSimSupOptions(Strict):
     """One architecture, or several that are assigned to the silos in turn, in job order."""
     tau_s: Epochs = 1
     """Epochs on the supervisor, τ_s."""
-    tau_theta: Epochs = 5
-    """Epochs on the inter-learning model, τ_θ; training.epochs takes no part in this method."""
+    tau_theta: Epochs | None = None
+    """Epochs on the inter-learning model, τ_θ; default: the job's epochs that τ_s leaves."""
     schedule: Literal["scaled", "paper"] = "scaled"
     """C and γ of Eq. 10: scaled to the rounds of the job, or as they stand in the paper."""
     c: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -159,7 +160,7 @@ class FedSimSup(Method):
     """A private supervisor, and a model that learns from similar silos while its own is away."""
 
     name = "fedsimsup"
-    version = 1
+    version = 2  # 2: τ_s + τ_θ are the job's epochs by default
     needs_classes = "compares what models say of classes"
     options_model = FedSimSupOptions
     options: FedSimSupOptions
@@ -177,6 +178,8 @@ class FedSimSup(Method):
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
+        # Both passes together take the job's epochs, as the stages of other methods do.
+        self.tau_theta = self.options.tau_theta or self.epochs_left(self.options.tau_s)
         self.labels = self.options.similarity == "labels"
         # A job that declares counts needs no census of them.
         self.declared = bool(setting.counts)
@@ -250,9 +253,7 @@ class FedSimSup(Method):
         loss, optimiser = self.task_loss, self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
-            Stage(
-                ("extractor", "classifier"), self.options.tau_theta, loss, optimiser
-            ),  # Eq. 5, 12
+            Stage(("extractor", "classifier"), self.tau_theta, loss, optimiser),  # Eq. 5, 12
         )
 
     def effort(self, round_: int) -> Effort:
@@ -262,7 +263,7 @@ class FedSimSup(Method):
         """
         if round_ == 0:
             return Effort()
-        return Effort(epochs=self.options.tau_s + self.options.tau_theta)
+        return Effort(epochs=self.options.tau_s + self.tau_theta)
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The census, or θ; the supervisor is in no contribution.

@@ -53,7 +53,8 @@ def test_w_is_that_of_fedavg_bit_for_bit_whatever_lambda_is(make_job, make_shard
 def test_without_a_pull_v_is_local_training(make_job, make_shards):
     """With all records in each batch, so that it does not matter how they are shuffled."""
     whole = {"batch_size": 100, "epochs": 2, "momentum": 0.5}
-    job, alone = make_job("ditto", {"lam": 0}, LINEAR, whole), make_job("local", {}, LINEAR, whole)
+    options = {"lam": 0, "own_epochs": 2}
+    job, alone = make_job("ditto", options, LINEAR, whole), make_job("local", {}, LINEAR, whole)
     (own, _), (local, _) = played(job, make_shards(job)), played(alone, make_shards(alone))
     for silo in job.silos:
         found = {part: own[silo].parts[f"own_{part}"] for part in MODEL}
@@ -77,5 +78,19 @@ def test_a_silo_predicts_by_v(make_job):
     assert make_job("ditto").method().predict(parts, ONE[0]).tolist() == [[0, 0, 1]]
 
 
-def test_it_trains_twice_as_long(make_job):
-    assert make_job("ditto", training={"epochs": 3}).method().effort(0) == Effort(epochs=6)
+@pytest.mark.parametrize(
+    ("epochs", "options", "expected"),
+    [
+        (5, {}, [3, 2]),
+        (1, {}, [1, 1]),
+        (5, {"own_epochs": 1}, [4, 1]),
+        (5, {"model_epochs": 1}, [1, 4]),
+        (5, {"model_epochs": 5, "own_epochs": 5}, [5, 5]),
+    ],
+)
+def test_the_epochs_of_both_models_add_up_to_the_jobs(make_job, epochs, options, expected):
+    method = make_job("ditto", options, training={"epochs": epochs}).method()
+    facts = Facts("a", 0, 3, torch.tensor([1, 1, 1]))
+    stages = method.stages(initial_state(method, "a"), facts)
+    assert [stage.epochs for stage in stages] == expected
+    assert method.effort(0) == Effort(epochs=sum(expected))

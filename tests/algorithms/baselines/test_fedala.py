@@ -99,7 +99,7 @@ def test_epochs_of_learning_weights(make_job):
         assert isinstance(change, Change)
         assert (weights.trains, weights.epochs) == (("weights",), epochs)
         assert weights.optimiser == Optimiser(1.0, within=(0.0, 1.0))
-        assert (local.trains, local.epochs) == (("extractor", "classifier"), 3)
+        assert (local.trains, local.epochs) == (("extractor", "classifier"), 2)
 
 
 def test_lower_layers_are_taken_whole(make_job):

@@ -112,6 +112,18 @@ def test_prototypes_are_those_of_the_extractor_that_the_round_ended_with(make_jo
         assert torch.allclose(state.extra["prototypes"][label], mean, atol=1e-6)
 
 
+@pytest.mark.parametrize(("given", "first", "later"), [(None, 5, 3), (5, 5, 5)])
+def test_alignment_and_training_take_the_jobs_epochs(make, given, first, later):
+    """All of them train before there is anything to align to."""
+    method = make({"alignment_epochs": 2, "training_epochs": given}, training={"epochs": 5})
+    state, facts = initial_state(method, "a"), Facts("a", 0, 3, torch.tensor([1, 1, 1]))
+    train, *_ = method.stages(state, facts)
+    assert train.epochs == first
+    known = {"prototypes": torch.ones_like(state.extra["prototypes"])}
+    align, train, *_ = method.stages(replace(state, extra=known), facts)
+    assert (align.epochs, train.epochs) == (2, later)
+
+
 def test_a_silo_that_has_trained_aligns_what_comes_down(make_job, make_data):
     """Training is all but off, so a round moves the delivered extractor towards the silo's
     prototypes.

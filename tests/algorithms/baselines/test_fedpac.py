@@ -126,9 +126,17 @@ def test_classifier_then_extractor_then_a_look(make):
     assert classifier.trains == ("classifier",)
     assert classifier.epochs == 3
     assert classifier.optimiser.lr == 0.2
-    assert (extractor.trains, extractor.epochs, extractor.optimiser.lr) == (("extractor",), 5, 0.1)
+    assert (extractor.trains, extractor.epochs, extractor.optimiser.lr) == (("extractor",), 2, 0.1)
     assert classifier.optimiser.momentum == extractor.optimiser.momentum == 0.5
     assert isinstance(survey, Survey)
+
+
+@pytest.mark.parametrize(("given", "epochs"), [(None, 1), (4, 4)])
+def test_both_stages_take_the_jobs_epochs_unless_options_say_otherwise(make, given, epochs):
+    method = make({"classifier_epochs": 2, "extractor_epochs": given}, training={"epochs": 3})
+    facts = Facts("a", 1, 3, torch.tensor([1, 1, 1]))
+    classifier, extractor, _ = method.stages(initial_state(method, "a"), facts)
+    assert (classifier.epochs, extractor.epochs) == (2, epochs)
 
 
 def test_before_the_first_delivery_it_trains_alone_in_the_same_two_stages(

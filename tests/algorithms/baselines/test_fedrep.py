@@ -44,16 +44,15 @@ def test_the_head_first_then_the_extractor_under_it_by_hand(make_job):
 @pytest.mark.parametrize(
     ("options", "epochs"),
     [
-        ({}, [10, 3]),
+        ({}, [2, 1]),
         ({"head_epochs": 4, "extractor_epochs": 1}, [4, 1]),
-        ({"extractor_epochs": 5}, [10, 5]),
+        ({"extractor_epochs": 2}, [1, 2]),
+        ({"head_epochs": 1}, [1, 2]),
+        ({"head_epochs": 10}, [10, 1]),
     ],
 )
 def test_its_epochs(make_job, options, epochs):
-    """10 of the head as in the paper's experiments.
-
-    PFedSim's comparison takes 5 in all, 1 of the extractor.
-    """
+    """They add up to the job's unless both are given, or one leaves nothing for the other."""
     job = make_job("fedrep", options, training={"epochs": 3})
     stages = stages_of(job)
     assert [stage.epochs for stage in stages] == epochs
@@ -79,8 +78,8 @@ def test_a_silo_contributes_its_extractor_with_its_samples(make_job, make_data):
 
 
 def test_running_statistics_move_while_the_extractor_trains_alone(make_job, make_data):
-    """τ = 4 and E = 2 epochs of ceil(20 / 8) = 3 batches: 6 batches are counted, not 18."""
-    job = make_job("fedrep", {"head_epochs": 4}, {"norm": "batch"}, {"epochs": 2})
+    """τ = 2 and E = 2 epochs of ceil(20 / 8) = 3 batches: 6 batches are counted, not 12."""
+    job = make_job("fedrep", {"head_epochs": 2}, {"norm": "batch"}, {"epochs": 4})
     method = job.method()
     outcome = local_round(
         method, job, initial_state(method, "a"), 0, {}, make_data(20), make_data(5, 1), "a"

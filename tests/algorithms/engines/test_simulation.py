@@ -92,6 +92,22 @@ def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):
     assert set(result.scores("trained")) == set(job.silos)
 
 
+def test_bytes_are_those_of_the_tensors_that_cross(make_job, make_shards):
+    """Nothing comes down in the first round; the last look delivers to all silos."""
+    job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=2)
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, Serial(job, records))
+    first, second = simulation.step(), simulation.step()
+    model = sum(spec.nbytes for part in job.down(1) for spec in part.tensors)
+    counts = sum(spec.nbytes for part in job.up(1) for spec in part.tensors) - model
+    assert model > counts > 0
+    assert (first.bytes_up, first.bytes_down) == (2 * (model + counts), 0)
+    assert (second.bytes_up, second.bytes_down) == (2 * (model + counts), 2 * model)
+    assert simulation.last_delivery == 0
+    simulation.look()
+    assert simulation.last_delivery == 4 * model
+
+
 def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
     job = make_job("fedavg", rounds=2)
     states = [state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()]
@@ -120,7 +136,7 @@ def test_running_statistics_count_a_silos_own_batches_only(make_job, make_shards
     """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c
     moves.
     """
-    epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
+    epochs = {"fedsimsup": 1}.get(method, 2)  # its supervisor takes the other
     fields = {"silos": FOUR, "participation": 0.75, "model": {"norm": "batch"}}
     job = make_job(method, {"lam": 0} if method == "ppfl" else {}, training={"epochs": 2}, **fields)
     shards = make_shards(job, 9)

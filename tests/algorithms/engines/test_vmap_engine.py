@@ -81,12 +81,13 @@ CASES = {
     "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),
     "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
     "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
-    "fedas": ("fedas", {}, MLP, {}, [4, 4]),  # alignment, then all
+    "fedas": ("fedas", {"training_epochs": 2}, MLP, {}, [4, 4]),  # alignment, then all
     # one silo has nothing to align to
     "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),
     # classifier, then extractor
     "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
-    "fedpac, pooled": ("fedpac", {"variances": "pooled"}, {"norm": "group"}, {}, [4, 4]),
+    "fedpac, pooled": ("fedpac", {"variances": "pooled", "extractor_epochs": 2},
+        {"norm": "group"}, {}, [4, 4]),
     "pfedfda": ("pfedfda", {}, MLP, ALMOST_ALL, [3]),
     "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1},
         [4]),
@@ -94,7 +95,8 @@ CASES = {
     "fedsimsup, batch norm": ("fedsimsup", {"supervisor": "cnn", "tau_s": 1, "tau_theta": 1},
         {"norm": "batch"}, ALMOST_ALL, [3, 3]),
     # weights, then the model
-    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),
+    "fedala": ("fedala", {"start_epochs": 2, "training_epochs": 2}, {"norm": "batch"}, {},
+        [4, 4]),
     "fedala, all layers": ("fedala", ALL_LAYERS, {}, {**ALMOST_ALL, "rounds": 3}, [1, 1, 2, 2]),
     "fedfomo": ("fedfomo", {"models": 3}, {"norm": "batch", "buffers": "global"},
         {**ALMOST_ALL, "rounds": 3}, [3]),

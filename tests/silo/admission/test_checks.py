@@ -216,7 +216,7 @@ def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
         ({"rounds": 0}, "rounds"),
         ({"unknown": 1}, "unknown"),
         # and it can work
-        ({**method("fedsimsup"), "participation": "1.0"},
+        ({**method("fedsimsup", 2), "participation": "1.0"},
             "(fedsimsup on cnn-digits): method fedsimsup: all 3 silos train in every round"),
         (model("glm", norm="none", input=None, class_names=None),
             "job 'simple' (fedper on glm): part 'extractor', which crosses in round 0, is empty"),

@@ -8,7 +8,8 @@ from support.pictures import has_colour, pixels, whole
 from support.refusals import refused
 
 from staddle.algorithms.tasks.counting import ScoreForm
-from staddle.simulator.report.curves import curve, curves, last, spread
+from staddle.simulator.report import curves as module
+from staddle.simulator.report.curves import MEGABYTES, curve, curves, last, pace, spread
 from staddle.simulator.report.style import COLOURS, styles_of, within
 
 
@@ -50,6 +51,23 @@ def test_the_last_of_all_seeds_the_limits_and_the_looks_of_21_methods():
     assert within([0.0, 0.0], share=False) == (-1, 1)
     styles = styles_of([str(number) for number in range(21)]).values()
     assert len({(style.colour, style.dashes) for style in styles}) == 21
+
+
+def test_the_mean_over_seeds_of_what_was_spent_at_the_rounds_that_all_have():
+    assert pace([{1: 2.0, 2: 5.0, 3: 9.0}, {1: 4.0, 2: 6.0}]) == {1: 3.0, 2: 5.5}
+    assert pace([{}, {1: 1.0}]) == {}
+
+
+def test_curves_stand_where_their_bytes_are(monkeypatch):
+    placed = []
+    monkeypatch.setattr(module, "_line", lambda _axes, _one, places, _: placed.append([*places]))
+    histories = {"a": {1: ONE}, "b": {1: OTHER}}
+    paces = {"a": {1: 10.0, 2: 20.0, 3: 40.0}, "b": {1: 7.0, 2: 8.0, 3: 9.0}}
+    curves(histories, ["all/trained"], axis=MEGABYTES, paces=paces)
+    assert placed == [[10.0, 20.0, 40.0], [7.0, 8.0]]
+    placed.clear()
+    curves(histories, ["all/trained"])
+    assert placed == [[1, 2, 3], [1, 2]]
 
 
 @pytest.mark.parametrize("draw", [curves, spread])

@@ -148,9 +148,10 @@ def test_the_weakest_and_who_does_better_than_alone():
     assert cells[:3] == ["57.50 ± 7.07", "65.00 ± 14.14", "57.50 ± 7.07"]
     assert cells[3:5] == ["40.00 ± 0.00"] * 2
     assert cells[5:8] == ["55.00 ± 0.00", "80.00 ± 28.28", "80.00 ± 28.28"]
+    assert cells[8:10] == ["15.53 ± 10.24", "293.75 ± 318.20"]  # of squared points
     # each silo's records are of one class
     majority = row(TEXT, "### The model that each silo keeps", "*always the most frequent class*")
-    assert majority == [*["100.00"] * 2, "–", *["100.00"] * 5, "0.00", *["–"] * 3]
+    assert majority == [*["100.00"] * 2, "–", *["100.00"] * 5, *["0.00"] * 2, *["–"] * 3]
     assert cells[-3:] == ["2", "1", "1"]  # of the one seed that both have
     assert row(TEXT, "### The model that each silo keeps", "local")[-3:] == ["–"] * 3
     assert row(TEXT, "(all/trained)\n", "fedavg")[-3:] == ["0", "0", "4"]
@@ -190,7 +191,7 @@ def test_of_a_regression_everything_is_in_its_unit_and_less_is_better():
     assert cells[:7] == ["2.438", "2.042", "3.5", "3.5", "2.5", "1.25", "1.25"]
     assert cells[-3:] == ["2", "1", "1"]
     constant = row(text, heading, "*always the silo's median*")
-    assert constant == [*["5"] * 7, "0", *["–"] * 3]
+    assert constant == [*["5"] * 7, *["0"] * 2, *["–"] * 3]
     assert row(text, "### Best by test", "fedavg") == ["2.438", "2.042"] * 2
     meaning = text.split("## What the numbers mean")[1]
     assert "is the MAE of a model on its own records, on the side named; less is better" in meaning

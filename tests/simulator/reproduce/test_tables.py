@@ -120,7 +120,7 @@ def test_rows_that_are_printed_twice_agree(path, title, other_path, other_title)
     assert row(path, title).values == row(other_path, other_title).values
 
 
-def test_fedaims_has_one_row_in_both_tables_and_fedrep_one_epoch_more_than_others():
+def test_fedaims_has_one_row_in_both_tables_and_fedrep_one_epoch_for_its_classifier():
     """Table 5 prints no deviations."""
     here, there = (row(path, "FedAIMS").values for path in ("fedaims/table2", "fedaims/table5"))
     assert [value.mean for value in here] == [value.mean for value in there]

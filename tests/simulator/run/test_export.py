@@ -15,7 +15,7 @@ from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.training.silo_round import Seen, state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
-from staddle.simulator.run.export import measures, model_file, rounds_csv, silos_csv, write
+from staddle.simulator.run.export import measures, model_file, silos_csv, write
 from staddle.simulator.run.manifest import SiloRecords
 
 SILOS = (
@@ -61,20 +61,6 @@ def test_measures_are_of_all_records_together_and_silo_by_silo():
     assert [*found["trained"]["silos"]] == ["b", "a"]
 
 
-def test_rounds_as_a_table_whose_numbers_lose_no_digit():
-    lines = rounds_csv(HISTORY).splitlines()
-    assert lines[0] == (
-        "rounds,measure,silos,records,macro,micro,balanced,constant,spread,least,most"
-    )
-    assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.5,1.0,0.0,0.5,0.5"
-    assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.625,1.0,0.125,0.5,0.75"
-    assert len(lines) == 5
-    (row,) = csv.DictReader(
-        io.StringIO(rounds_csv([of_counts(1, "all/trained", {"a": 1}, {"a": 3})]))
-    )
-    assert float(row["micro"]) == 1 / 3
-
-
 def test_silos_as_a_table_of_the_last_look():
     rows = list(csv.reader(io.StringIO(silos_csv(SILOS, HISTORY, "accuracy"))))
     assert rows == [
@@ -90,7 +76,6 @@ def test_silos_as_a_table_of_the_last_look():
 
 def test_without_classes_nothing_is_balanced_and_the_score_has_its_own_name():
     one = of_scores(2, "all/trained", {"b": 4.5, "a": 2.5}, {"b": 3, "a": 1}, {"b": 6.0, "a": 3.0})
-    assert rounds_csv([one]).splitlines()[1] == "2,all/trained,2,4,3.5,4.0,,4.5,1.0,2.5,4.5"
     assert silos_csv(SILOS, [one], "mae").splitlines() == [
         "silo,training,measure,records,mae,balanced,constant",
         "b,30,all/trained,3,4.5,,6.0",
@@ -119,7 +104,7 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
     made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
-        "rounds.csv", "silos.csv", "measures.json", "coordinator.safetensors",
+        "silos.csv", "measures.json", "coordinator.safetensors",
         "models/b.safetensors", "models/a.safetensors",
     ]  # fmt: skip
     assert all(path.exists() for path in made)

@@ -76,7 +76,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, whole, made):
     assert results(made) == results(whole.path)
 
 
-@pytest.mark.parametrize("gone", ["rounds.csv", "models/a.safetensors"])
+@pytest.mark.parametrize("gone", ["silos.csv", "models/a.safetensors"])
 def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
     (made / gone).unlink()
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
@@ -182,7 +182,7 @@ def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):
 def test_what_a_dead_process_left_half_written_goes(tmp_path, made):
     left = [
         made / name
-        for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "snapshot/.x.tmp")
+        for name in (".silos.csv.00.tmp", "models/.a.safetensors.00.tmp", "snapshot/.x.tmp")
     ]
     for path in left:
         path.write_bytes(b"half")

@@ -7,7 +7,8 @@ from support.counted import of_counts, of_scores
 from support.refusals import refused
 
 from staddle.errors import UnwritableError
-from staddle.simulator.run.history import NOTHING, HistoryFile, Prefix, read, to_line
+from staddle.simulator.run.disk import NOTHING, Prefix
+from staddle.simulator.run.history import HistoryFile, read, to_line
 
 ONE = of_counts(1, "selected/after", {"b": 3, "a": 0}, {"b": 4, "a": 2})
 TWO = of_counts(2, "validation/trained", {"a": 7}, {"a": 7})

@@ -57,7 +57,7 @@ def test_rounds_looks_and_results_come_in_their_order(tmp_path):
     assert history == [
         (n, m) for n in range(1, 5) for m in selected + (looks if n % 2 == 0 else [])
     ]
-    assert {"rounds.csv", "silos.csv", "models/a.safetensors"} <= set(files)
+    assert {"work.jsonl", "silos.csv", "models/a.safetensors"} <= set(files)
     again = Asks()
     assert run_it(tmp_path, run, again) == files
     assert again.told == [("begin", 4)]

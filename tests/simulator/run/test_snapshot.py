@@ -14,7 +14,7 @@ from staddle.algorithms.engines.simulation import Snapshot
 from staddle.algorithms.leaks.taint import EXACT, PUBLIC
 from staddle.errors import UnwritableError
 from staddle.simulator.run import snapshot as snapshot_module
-from staddle.simulator.run.history import NOTHING, Prefix
+from staddle.simulator.run.disk import NOTHING, Prefix
 from staddle.simulator.run.snapshot import FinishedRun, Snapshots, read_index
 
 RUN = "a" * 64

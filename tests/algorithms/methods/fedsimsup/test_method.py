@@ -364,6 +364,15 @@ def test_the_supervisor_trains_tau_s_epochs_and_then_theta_tau_theta(make):
     assert method.stages(None, replace(facts, round=0)) == ()
 
 
+@pytest.mark.parametrize(("epochs", "expected"), [(5, [2, 3]), (1, [2, 1])])
+def test_both_passes_take_the_jobs_epochs(make_job, epochs, expected):
+    fields = {"silos": FIVE, "participation": 0.6}
+    training = {"epochs": epochs}
+    method = make_job("fedsimsup", {"tau_s": 2}, training=training, **fields).method()
+    stages = method.stages(None, Facts("a", 1, 3, torch.tensor([1, 2, 0])))
+    assert [stage.epochs for stage in stages] == expected
+
+
 def test_theta_starts_equal_and_supervisors_apart_and_of_their_own_architecture(make):
     method = make(supervisor=["lenet", "cnn", "transformer"]).method()
     assert [method.supervisor(s) for s in FIVE] == ["lenet", "cnn", "transformer", "lenet", "cnn"]
