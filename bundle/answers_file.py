@@ -16,6 +16,7 @@ import secrets
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -73,12 +74,12 @@ def table_of(model: TrainedModel, piece: AnsweredRecords) -> dict[str, Sequence[
 def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
-    for number, piece in enumerate(pieces):
-        table = table_of(model, piece)
-        if not number:
+    tables = map(partial(table_of, model), pieces)
+    for table in tables:
+        if not file.tell():
             writer.writerow(table)
         writer.writerows(map(_texts, zip(*table.values(), strict=True)))
-        yield len(piece.names)
+        yield len(table["record"])
     text.detach()
 
 

@@ -6,24 +6,19 @@ from itertools import chain
 from ..algorithms.data.features import Feature
 from ..algorithms.job.job import Job
 from ..algorithms.models.build import input_shape
-from .description import Description, Figures, Range, Spent, Threshold
+from .description import Description, PrivacyCost, Threshold
+from .figure_tables import (
+    CLASSES,
+    FIGURES,
+    THRESHOLDS,
+    Row,
+    class_rows,
+    figure_rows,
+    threshold_rows,
+)
 
 MOST_ROWS = 200  # of a table
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!"})
-MAJORITY = "majority"  # the accuracy of the best constant answer, which is told as such
-MEASURES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "auroc": "AUROC",
-    "auprc": "AUPRC",
-    "calibration_error": "expected calibration error",
-    "mae": "mean absolute error",
-    "rmse": "root mean squared error",
-    "r2": "R²",
-    "concordance": "concordance index",
-    "dice": "Dice score",
-    "loss": "mean loss",
-}
 
 
 def card(description: Description, job: Job) -> str:
@@ -32,8 +27,7 @@ def card(description: Description, job: Job) -> str:
         _head(description, job),
         _use(description),
         _records(description, job),
-        _figures(description.measured),
-        _classes(description.measured, description.output_names),
+        _figures(description),
         _thresholds(description.thresholds),
         _privacy(description.privacy),
         _origin(description, job),
@@ -46,23 +40,15 @@ def plain(text: str) -> str:
     return " ".join(text.split()).translate(SPECIAL)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table, at most ``MOST_ROWS`` of its rows."""
+def table(columns: Row, rows: Iterable[Row]) -> Iterator[str]:
+    """Lines of a table, at most ``MOST_ROWS`` of its rows; texts are escaped."""
     own = list(rows)
     yield ""
     for row in (columns, ["---"] * len(columns), *own[:MOST_ROWS]):
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(map(plain, row))} |"
     if len(own) > MOST_ROWS:
         yield f"\n{len(own) - MOST_ROWS:,} more rows are in model.json."
     yield ""
-
-
-def figure(value: float | None, interval: Range | None = None) -> str:
-    """A figure with its interval, such as 0.912 (0.873 to 0.940)."""
-    if value is None:
-        return "–"
-    text = f"{value:.4g}"
-    return text if interval is None else f"{text} ({interval[0]:.4g} to {interval[1]:.4g})"
 
 
 def _head(description: Description, job: Job) -> Iterator[str]:
@@ -95,8 +81,8 @@ def _records(description: Description, job: Job) -> Iterator[str]:
     yield "\n## Records\n"
     yield f"The silo trained on {records.train:,} records and held out {records.test:,} as a test."
     if records.train_by_class:
-        named = zip(description.output_names, records.train_by_class, strict=False)
-        rows = ([plain(name), f"{count:,}"] for name, count in named)
+        counts = map("{:,}".format, records.train_by_class)
+        rows = zip(description.output_names, counts, strict=False)
         yield from table(["class", "training records"], rows)
     if job.features:
         yield "Each record has these features, in this order:"
@@ -108,44 +94,24 @@ def _records(description: Description, job: Job) -> Iterator[str]:
     yield f"\nRecords are read as kind {plain(str(kind))}, and have the shape {shape}."
 
 
-def _feature(feature: Feature) -> Sequence[str]:
-    missing = plain(feature.missing or "none may miss")
+def _feature(feature: Feature) -> Row:
+    missing = feature.missing or "none may miss"
     if feature.categories is not None:
-        names = ", ".join(map(plain, feature.categories))
-        return [plain(feature.name), "", f"one of: {names}", "", "", missing]
+        return [feature.name, "", f"one of: {', '.join(feature.categories)}", "", "", missing]
     known = (f"{feature.low:g} to {feature.high:g}", f"{feature.center:g}", f"{feature.scale:g}")
-    return [plain(feature.name), plain(feature.unit), *known, missing]
+    return [feature.name, feature.unit, *known, missing]
 
 
-def _figures(measured: Figures) -> Iterator[str]:
+def _figures(description: Description) -> Iterator[str]:
     yield "\n## Figures\n"
+    tested = f"{description.measured.records:,} test records"
     yield (
-        f"Figures on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
-        " records have Wilson's interval, other figures that of a bootstrap over records."
+        f"Measured on the silo's {tested}, with 95 % intervals. Shares of records have Wilson's"
+        " interval, other figures that of a bootstrap over records."
     )
-    rows = []
-    for key, said in measured.said.items():
-        value = said.get("value") if isinstance(said, dict) else said
-        if isinstance(value, float) and key != MAJORITY:
-            name = MEASURES.get(key, key.replace("_", " "))
-            rows.append([plain(name), figure(value, measured.intervals.get(key))])
-    constant = MEASURES.get(measured.score, measured.score)
-    best = [f"{plain(constant)} of the best constant answer", figure(measured.baseline)]
-    yield from table(["figure", "value"], [*rows, best])
-
-
-def _classes(measured: Figures, names: Sequence[str]) -> Iterator[str]:
-    if not (classes := measured.said.get("classes")):
-        return
-    kinds = ("sensitivity", "specificity", "precision", "f1")
-    rows = []
-    for place, (name, own) in enumerate(zip(names, classes, strict=False)):
-        intervals = (measured.intervals.get(f"classes.{place}.{kind}") for kind in kinds)
-        cells = (
-            figure(own[kind], interval) for kind, interval in zip(kinds, intervals, strict=True)
-        )
-        rows.append([plain(name), f"{own['records']:,}", *cells])
-    yield from table(["class", "test records", *kinds], rows)
+    yield from table(FIGURES, figure_rows(description.measured))
+    if classes := list(class_rows(description.measured, description.output_names)):
+        yield from table(CLASSES, classes)
 
 
 def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
@@ -157,22 +123,10 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
         " sensitivity plus specificity on the test records that chose it; the figures are of the"
         " others."
     )
-    rows = (
-        [
-            plain(own.of),
-            f"{own.value:.4f}",
-            f"{own.chosen_on:,}",
-            f"{own.measured_on:,}",
-            figure(own.sensitivity, own.sensitivity_interval),
-            figure(own.specificity, own.specificity_interval),
-        ]
-        for own in thresholds
-    )
-    columns = ["of", "threshold", "chosen on", "measured on", "sensitivity", "specificity"]
-    yield from table(columns, rows)
+    yield from table(THRESHOLDS, threshold_rows(thresholds))
 
 
-def _privacy(spent: Spent | None) -> Iterator[str]:
+def _privacy(spent: PrivacyCost | None) -> Iterator[str]:
     yield "\n## Privacy\n"
     if spent is None:
         yield (

@@ -75,7 +75,7 @@ class Threshold(Strict):
     specificity_interval: Range | None
 
 
-class Spent(Strict):
+class PrivacyCost(Strict):
     """What a private job cost each record of the silo's data set at most."""
 
     epsilon: float
@@ -109,5 +109,5 @@ class Description(Strict):
     records: SplitSizes
     measured: Figures
     thresholds: tuple[Threshold, ...] = ()
-    privacy: Spent | None = None
+    privacy: PrivacyCost | None = None
     self_test: SelfTest

@@ -62,14 +62,15 @@ class FolderSignature(Strict):
         """Why the signature does not hold; empty if it does, or nobody signed."""
         if set(self.files) != set(FILES):
             return f"names {', '.join(sorted(self.files))}, and a model has {', '.join(FILES)}"
-        if (self.signer is None) != (self.signature is None):
-            return "has a signer and no signature, or a signature and no signer"
-        if self.signer is None or self.signature is None:
-            return ""
-        signed = _signed_bytes(self.files, self.signer.id)
-        if not self.signer.has_signed(MODEL, signed, bytes.fromhex(self.signature)):
-            return f"its signature is not that of {self.signer.id!r}; it was changed since"
-        return ""
+        match self.signer, self.signature:
+            case None, None:
+                return ""
+            case RosterEntry() as signer, str(signature):
+                signed = _signed_bytes(self.files, signer.id)
+                if signer.has_signed(MODEL, signed, bytes.fromhex(signature)):
+                    return ""
+                return f"its signature is not that of {signer.id!r}; it was changed since"
+        return "has a signer and no signature, or a signature and no signer"
 
 
 @dataclass(frozen=True)

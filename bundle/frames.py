@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,28 +93,24 @@ def _of_columns(model: TrainedModel, records: Any) -> Iterator[NewRecords]:
     table = model.contract
     if not isinstance(table, Table):
         raise LocalError("the model takes no table; give an array, or a path")
-    absent = [name for name in table.features if name not in records]
-    if absent:
-        raise LocalError(
-            f"the frame has no column {absent[0]!r}; its columns: {', '.join(map(str, records))}"
-        )
-    named = [table.id] if table.id in records else []
-    own = {name: list(records[name]) for name in (*table.features, *named) if name}
+    names = [*table.features, *filter({*records}.__contains__, [table.id])]
+    if absent := {*names} - {*records}:
+        there = ", ".join(map(str, records))
+        raise LocalError(f"no column {min(absent)!r}; the columns are {there}")
     # As a point writes numbers, whatever the silo's files do.
     plain = table.model_copy(update={"decimal": "."})
-    lines = zip(*own.values(), strict=True)
-    cells = (
-        (line, {name: _cell(plain, name, value) for name, value in zip(own, row, strict=True)})
-        for line, row in enumerate(lines)
-    )
-    yield from plain.of_cells(cells, AT_ONCE)
+    texts = [map(partial(_cell, plain), repeat(name), records[name]) for name in names]
+    rows = map(dict, map(partial(zip, names), zip(*texts, strict=True)))
+    yield from plain.of_cells(enumerate(rows), AT_ONCE)
 
 
 def _cell(table: Table, name: str, value: Any) -> str:
     """What a file would have for a value."""
     if isinstance(value, date) and name in table.dates and value == value:  # noqa: PLR0124 - NaT
         return value.strftime(table.dates[name])
-    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        value = value.item()
     # pandas' marks of what is missing have these names.
-    text = "" if type(plain).__name__ in {"NAType", "NaTType"} else as_text(plain)
-    return text or (table.marks(name)[0] if name in table.features else text)
+    if type(value).__name__ in {"NAType", "NaTType"}:
+        value = None
+    return as_text(value) or table.marks(name)[0]

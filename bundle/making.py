@@ -24,7 +24,7 @@ from ..algorithms.training.silo_round import state_to_bytes
 from ..security.identity.keys import Keys
 from . import folder
 from .card import card
-from .description import Description, Origin, Releases, SelfTest, Spent, SplitSizes
+from .description import Description, Origin, PrivacyCost, Releases, SelfTest, SplitSizes
 from .measuring import counting_of, measured, thresholds
 from .predictor import Predictor
 
@@ -98,7 +98,7 @@ class ModelMaker:
         # Another one than that of the split: with the same, all test records would be on one side.
         return sha256(b"staddle/thresholds/1" + self.key).digest()
 
-    def _spent(self, state: SiloState) -> Spent | None:
+    def _spent(self, state: SiloState) -> PrivacyCost | None:
         privacy = self.job.privacy
         if privacy is None:
             return None
@@ -110,7 +110,7 @@ class ModelMaker:
                 if state.taint(f"part/{part}/{name}").exact
             }
         )
-        return Spent(epsilon=privacy.epsilon, delta=privacy.delta, exact=tuple(exact_parts))
+        return PrivacyCost(epsilon=privacy.epsilon, delta=privacy.delta, exact=tuple(exact_parts))
 
 
 def output_names(job: Job, data: Dataset) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ a percentile bootstrap over records, or over groups of records where these belon
 of grouped records get the hull of both. All are 95 % intervals.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -76,18 +78,15 @@ def figures_of(
     """The figures that marks of records [N, …] give, with intervals."""
     tally = counting.count(_pieces(marks), [truth])
     said = tally.said()
-    found = dict(flat(said))
     resampled = _resampled(counting, marks, truth, groups)
-    spread = {name: own for name, own in resampled.items() if name in found}
     # Resamples that all say the same do not know how sure they are.
-    intervals = {name: _percentiles(own) for name, own in spread.items() if len(set(own)) > 1}
-    for name, (share, records) in _shares(said, tally).items():
+    known = filter(lambda name: len(set(resampled[name])) > 1, dict(flat(said)))
+    intervals = {name: _percentiles(resampled[name]) for name in known}
+    for name, share, records in _shares(said, tally):
         own = wilson(share, records)
         # Records of one group say less than as many others.
-        if groups is not None and name in intervals:
-            low, high = intervals[name]
-            own = min(low, own[0]), max(high, own[1])
-        intervals[name] = own
+        low, high = own if groups is None else intervals.get(name, own)
+        intervals[name] = min(low, own[0]), max(high, own[1])
     return Figures(
         records=tally.records,
         score=counting.score.key,
@@ -136,15 +135,17 @@ def _resampled(
     for place, group in enumerate(groups or range(len(truth))):
         members.setdefault(group, []).append(place)
     own = list(map(np.array, members.values()))
-    cells = truth.size + sum(mark.size for mark in marks.values())
+
+    cells = truth.size + sum(map(attrgetter("size"), marks.values()))
     rounds = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_CELLS // max(cells, 1)))
-    rng, found = stream(0, "", 0, "bootstrap"), {}  # type: ignore[var-annotated]
+    rng = stream(0, "", 0, "bootstrap")
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
-        drawn = np.concatenate([own[place] for place in rng.integers(0, len(own), len(own))])
-        here = {name: mark[drawn] for name, mark in marks.items()}
-        tally = counting.count(_pieces(here), [truth[drawn]])
-        for name, value in flat(tally.said()):
-            found.setdefault(name, []).append(value)
+        groups_drawn = rng.integers(0, len(own), len(own))
+        drawn = np.concatenate(list(map(own.__getitem__, groups_drawn)))
+        here = {name: [mark[drawn]] for name, mark in marks.items()}
+        for name, value in flat(counting.count(here, [truth[drawn]]).said()):
+            found[name].append(value)
     return found
 
 
@@ -153,19 +154,18 @@ def _percentiles(values: Sequence[float]) -> Range:
     return float(low), float(high)
 
 
-def _shares(said: Mapping[str, Any], tally: Tally) -> dict[str, tuple[float, int]]:
-    """Figures that are shares of records, and of how many."""
-    found: dict[str, tuple[float, int]] = {}
-    if "accuracy" in said and said.get("classes"):
-        found["accuracy"] = said["accuracy"], tally.records
+def _shares(said: Mapping[str, Any], tally: Tally) -> Iterator[tuple[str, float, int]]:
+    """Figures that are shares of records: the path, the share, and of how many."""
+    if tally.balanced is not None:
+        yield "accuracy", said["accuracy"], tally.records
     for place, own in enumerate(said.get("classes", ())):
-        right = round((own["sensitivity"] or 0) * own["records"])
-        called = round(right / own["precision"]) if own["precision"] else 0
+        # Of the class, of all others, and those that were called it.
+        right = (own["sensitivity"] or 0) * own["records"]
+        called = round(right / (own["precision"] or inf))
         sizes = own["records"], tally.records - own["records"], called
         for name, records in zip(SHARES, sizes, strict=True):
-            if own[name] is not None and records:
-                found[f"classes.{place}.{name}"] = own[name], records
-    return found
+            if records:
+                yield f"classes.{place}.{name}", own[name], records
 
 
 @dataclass(frozen=True, eq=False)

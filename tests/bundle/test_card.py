@@ -10,7 +10,8 @@ from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.leaks.taint import EXACT, Taint
 from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
-from staddle.bundle.card import figure, plain
+from staddle.bundle.card import plain
+from staddle.bundle.figure_tables import figure
 
 
 def test_figures_of_the_description_are_in_the_card(table):
