@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from .algorithms.method import Method as Method
     from .algorithms.method import specs_of_parameters as specs_of_parameters
     from .algorithms.tasks.task import Task as Task
+    from .api.experiment import Experiment as Experiment
+    from .api.partitions import Classes as Classes
+    from .api.partitions import Dirichlet as Dirichlet
+    from .api.partitions import GroupMixtures as GroupMixtures
+    from .api.partitions import LabelGroups as LabelGroups
+    from .api.partitions import Shards as Shards
+    from .api.partitions import Sources as Sources
+    from .api.results import Results as Results
     from .bundle.frames import LoadedModel as LoadedModel
     from .bundle.frames import load_model as load_model
     from .errors import LocalError as LocalError
@@ -37,6 +45,11 @@ _HOMES = {
     "algorithms.exchange.parts": ("Contribution", "Each", "Gram", "Kind", "Mix", "Part", "Sum"),
     "algorithms.method": ("Method", "specs_of_parameters"),
     "algorithms.tasks.task": ("Task",),
+    "api.experiment": ("Experiment",),
+    "api.partitions": (
+        *("Classes", "Dirichlet", "GroupMixtures", "LabelGroups", "Shards", "Sources"),
+    ),
+    "api.results": ("Results",),
     "bundle.frames": ("LoadedModel", "load_model"),
     "errors": ("LocalError", "StaddleError"),
     "files.documents": ("Strict",),

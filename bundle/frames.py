@@ -15,6 +15,7 @@ from torch import Tensor
 from ..algorithms.data.new_records import NewRecords
 from ..algorithms.data.rows import as_text
 from ..algorithms.data.sources.formats.table import Table
+from ..algorithms.job.foreign_code import Allowed
 from ..algorithms.models.build import input_shape
 from ..errors import LocalError
 from .answers_file import table_of
@@ -64,11 +65,11 @@ class LoadedModel(TrainedModel):
         }
 
 
-def load_model(path: Path | str, packages: Sequence[str] = ()) -> LoadedModel:
+def load_model(path: Path | str, packages: Allowed = ()) -> LoadedModel:
     """A trained model, verified: the folder that a silo keeps when a job ends.
 
-    ``packages`` are installed ones of other projects whose code may run. LocalError where the files
-    are not as they were signed, or this machine's code computes something else.
+    ``packages`` are installed ones of other projects whose code may run; None for all. LocalError
+    where the files are not as they were signed, or this machine's code computes something else.
     """
     found = load(Path(path), packages)
     return LoadedModel(found.folder, found.job, found.module)
@@ -94,7 +95,7 @@ def _of_columns(model: TrainedModel, records: Any) -> Iterator[NewRecords]:
     if not isinstance(table, Table):
         raise LocalError("the model takes no table; give an array, or a path")
     names = [*table.features, *filter({*records}.__contains__, [table.id])]
-    if absent := {*names} - {*records}:
+    if absent := {*table.features} - {*records}:
         there = ", ".join(map(str, records))
         raise LocalError(f"no column {min(absent)!r}; the columns are {there}")
     # As a point writes numbers, whatever the silo's files do.

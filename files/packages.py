@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LocalError, StaddleError, reason
 from .documents import canonical_json
+from .program_code import entry_of, is_program, source_of
 
 # Part of the interface with other packages: their pyproject.toml names them.
 METHODS, MODELS, TASKS = "staddle.methods", "staddle.models", "staddle.tasks"  # entry points
@@ -131,6 +132,8 @@ def digest(entry: EntryPoint) -> str:
 
     LocalError for a package without files, or whose files changed since this process first asked.
     """
+    if is_program(entry.name):
+        return source_of(entry)
     # Whoever edits metadata by hand makes importlib raise anything.
     with others_code(f"the files of {entry.value!r} cannot be listed", "reinstall its package"):
         found, unit = dict(_installed(entry)), _found(entry.module)
@@ -157,6 +160,8 @@ def digest(entry: EntryPoint) -> str:
 
 
 def _entries(group: str, name: str) -> list[EntryPoint]:
+    if is_program(name):
+        return [entry_of(group, name)]
     if known := _catalogue(group, name):
         return _declared(group, name, known)
     return [entry for entry in entry_points(group=group) if entry.name == name]

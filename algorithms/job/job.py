@@ -47,6 +47,7 @@ from pydantic import BeforeValidator, Field
 from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
 from ...files.packages import Package, others_code
+from ...files.program_code import is_program
 from ..catalog import METHODS, configure, method_class, method_options
 from ..course import Course
 from ..data.augmentation import Augmenter
@@ -517,6 +518,11 @@ class Job:
         that silo's values (SECURITY.md rule 35). In a simulation, compared methods share what the
         seed draws.
         """
+        if is_program(self.model.name):
+            raise LocalError(
+                f"model {self.model.name!r} is of a program on this machine, for simulations; make"
+                " it an entry point of a package, which silos can install"
+            )
         return replace(self, federated=True)
 
     @cached_property

@@ -29,7 +29,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, closest, validate
 from ...files.options import MOST_OPTIONS, Option, OptionName, read_options, written_options
-from ...files.packages import MONAI, others_code
+from ...files.packages import MODELS, MONAI, others_code
+from ...files.program_code import PYTHON, entry_of, is_program, source_of
 from ..numerics.frozen import running_statistics
 from ..numerics.streams import Seed, stream, uniform
 from ..numerics.torch_draws import drawing
@@ -95,7 +96,7 @@ class ModelOptions(Strict):
     @pydantic.field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name in NETWORKS or name.startswith((TORCHVISION, MONAI)):
+        if name in NETWORKS or name.startswith((TORCHVISION, MONAI, PYTHON)):
             return name
         known = [*NETWORKS, *foreign.names()]
         if name not in known:
@@ -311,6 +312,9 @@ def wanted(options: ModelOptions) -> Foreign | None:
         return None
     further = dict(sorted((options.options or {}).items()))
     spelt = ", ".join(f"{name} = {value!r}" for name, value in further.items()) or "none"
+    # A notebook's function may be another by now, and what was made of it is kept.
+    if is_program(options.name):
+        spelt = f"{spelt}; source {source_of(entry_of(MODELS, options.name))}"
     shape, head = input_shape(options), options.head or ()
     image, inputs = image_shape(options), options.named_inputs
     return Foreign(options.name, shape, image, options.width, head, spelt, further, inputs)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from inspect import signature
 from itertools import chain
 from math import prod
 from threading import get_ident
@@ -43,6 +44,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...errors import LocalError
 from ...files import packages
+from ...files.program_code import is_program
 from ..exchange.parts import MOST_TENSORS
 from ..numerics.streams import Seed, stream
 from ..numerics.torch_draws import drawing
@@ -151,7 +153,17 @@ def builder(name: str) -> Builder:
         return monai_builder(made, name)
     if not callable(made):
         raise LocalError(f"{where}, is not a function; correct the entry point")
-    return made  # type: ignore[no-any-return]
+    return _plain(made) if is_program(name) else made
+
+
+def _plain(make: Builder) -> Builder:
+    """A program's function, or class, that need not take the shape and the number of outputs."""
+    needed = [
+        own
+        for own in signature(make).parameters.values()
+        if own.default is own.empty and own.kind is own.POSITIONAL_OR_KEYWORD
+    ]
+    return lambda *given, **options: make(*given[: len(needed)], **options)
 
 
 def _of_torchvision(name: str) -> Builder:
@@ -324,6 +336,8 @@ def split(whole: nn.Module, model: str, head: Sequence[str]) -> dict[str, nn.Mod
     a submodule.
     """
     last = ", ".join(repr(each) for each in _last(whole))
+    # A program that just has a model need not know of heads.
+    head = head or (_last(whole)[-1:] if is_program(model) else head)
     if not head:
         raise LocalError(
             f"model {model!r}: model.head is missing; name the submodules that run last, which"

@@ -39,7 +39,15 @@ def make(
     agent makes this folder by itself when a job ends.
     """
     experiment = read(file)
-    run = _chosen(load_runs(results or file.parent / experiment.name), method, seed)
+    run = make_folder(file, results or file.parent / experiment.name, silo, out, method, seed)
+    printer.show(f"{out}: {run.label}, seed {run.seed}, {silo}")
+
+
+def make_folder(
+    file: Path, results: Path, silo: str, out: Path, method: str | None, seed: int | None
+) -> Recorded:
+    """The same for programs; returns the run whose model it is."""
+    experiment, run = read(file), _chosen(load_runs(results), method, seed)
     silos = [own.name for own in run.silos]
     if silo not in silos:
         raise LocalError(f"unknown silo {silo!r}; {file} has {', '.join(silos[:MOST_SHOWN])}")
@@ -55,7 +63,7 @@ def make(
     job = Job.from_document(run.identity.job, str(run.folder), None, federated=False)
     maker = ModelMaker(job, Origin(kind="simulation", name=silo), contract, key)
     maker.write(out, state, own.train, own.test)
-    printer.show(f"{out}: {run.label}, seed {run.seed}, {silo}")
+    return run
 
 
 def _chosen(runs: Sequence[Recorded], method: str | None, seed: int | None) -> Recorded:

@@ -11,7 +11,7 @@ import typer
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.engines.choose import OnGpu
-from ...simulator.experiment.experiment import Experiment
+from ...simulator.experiment.experiment import CheckedExperiment
 from ...simulator.reproduce.comparison import (
     HEADINGS,
     Cell,
@@ -177,7 +177,7 @@ def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str
     return faults
 
 
-def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
+def _check_data(data: Path, experiments: Mapping[str, CheckedExperiment]) -> None:
     """Raise LocalError for all that is missing for all settings, before anything runs."""
     lacking = {}
     for name, experiment in experiments.items():

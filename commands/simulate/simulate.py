@@ -12,9 +12,10 @@ import typer
 
 from ...algorithms.data.options import SourceTable
 from ...errors import CancelledError, LocalError, UnwritableError
+from ...files.program_code import find_in
 from ...simulator.engines.choose import Engines, OnGpu, choose
 from ...simulator.engines.signals import stopping
-from ...simulator.experiment.experiment import Experiment, read
+from ...simulator.experiment.experiment import CheckedExperiment, read
 from ...simulator.experiment.plan import Population, Run
 from ...simulator.experiment.population import populate
 from ...simulator.experiment.runs import chosen_methods, runs
@@ -57,7 +58,7 @@ class Prepared:
     The records are in memory; nothing is trained or written yet.
     """
 
-    experiment: Experiment
+    experiment: CheckedExperiment
     out: Path
     population: Population
     runs: Sequence[Run]
@@ -124,6 +125,8 @@ def simulate(
         check_installed()
 
     screen = Screen(err=as_json)
+    # Models of a program lie next to the file (files/program_code.py).
+    find_in(file.parent)
     # An error in the file shows before the records are read.
     experiment = read(file, setting or ())
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
@@ -134,7 +137,9 @@ def simulate(
     raise_faults(faults, len(prepared.runs))
 
 
-def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
+def prepare(
+    screen: Screen, experiment: CheckedExperiment, out: Path, asked: RunOptions
+) -> Prepared:
     """Read the records and deal them out; LocalError where the folder is of other runs.
 
     It takes minutes for large data sets. Nothing is written to ``out``.

@@ -192,7 +192,7 @@ class ExperimentFile(JobSettings):
 
 
 @dataclass(frozen=True)
-class Experiment:
+class CheckedExperiment:
     """An experiment file that was read; paths in it are absolute or start at its folder.
 
     ``path`` is for errors; paths in ``file`` are resolved already. Those of [model.weights] start
@@ -214,7 +214,7 @@ class Experiment:
         return Schedule(self.file.simulation.look_every, self.file.simulation.snapshot_every)
 
 
-def read(path: Path, settings: Sequence[str] = ()) -> Experiment:
+def read(path: Path, settings: Sequence[str] = ()) -> CheckedExperiment:
     """Read the file; LocalError names file, key, value and the fix, in a method's changes too.
 
     ``settings`` replace some of the file's (overrides.py). Paths in both start at its folder.
@@ -223,7 +223,7 @@ def read(path: Path, settings: Sequence[str] = ()) -> Experiment:
     return checked(path, validate(document, ExperimentFile, str(path)), path.parent)
 
 
-def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
+def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment:
     """The experiment of a file whose paths start at ``folder``.
 
     LocalError, which names ``path``, where a method cannot work.
@@ -231,7 +231,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     # First, so that errors about files show full paths.
     data, partition = below(file.data, file.partition, folder)
     located = file.model_copy(update={"data": data, "partition": partition})
-    experiment = Experiment(path, located, folder)
+    experiment = CheckedExperiment(path, located, folder)
 
     # reading the data may take minutes: a wrong method is found before, with names that stand in
     # for the silos'
@@ -248,7 +248,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
 
 
 def job_of(
-    experiment: Experiment,
+    experiment: CheckedExperiment,
     method: ChosenMethod,
     seed: int,
     silos: Sequence[str],

@@ -27,7 +27,7 @@ from ...algorithms.training.record_checks import same_id
 from ...errors import LocalError
 from ...files.documents import canonical_json
 from .assign import check_groups, from_file, from_tables, kept
-from .experiment import Experiment, ExperimentFile
+from .experiment import CheckedExperiment, ExperimentFile
 from .options import Merged, PartitionFromFile, Synthetic
 from .plan import Population
 from .silo_names import silo_names
@@ -40,7 +40,7 @@ DOMAIN = b"staddle/population/1"
 MOST_NAMED = 10  # clients, in a note
 
 
-def populate(experiment: Experiment) -> Population:
+def populate(experiment: CheckedExperiment) -> Population:
     """Every silo's records; LocalError says what the file, the data or the partition lack.
 
     It may take minutes. The records are rearranged in place, without a second copy.

@@ -10,13 +10,13 @@ from ...algorithms.job.job import Job
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.training.record_checks import check_training
 from ...errors import LocalError
-from .experiment import ChosenMethod, Experiment, job_of
+from .experiment import CheckedExperiment, ChosenMethod, job_of
 from .hints import hint
 from .plan import Population, Run
 
 
 def runs(
-    experiment: Experiment,
+    experiment: CheckedExperiment,
     population: Population,
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -50,7 +50,7 @@ def runs(
     return tuple(found)
 
 
-def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[ChosenMethod]:
+def chosen_methods(experiment: CheckedExperiment, wanted: Sequence[str]) -> list[ChosenMethod]:
     """The methods of these labels or names; all methods where none is wanted.
 
     LocalError for one that the file does not have.
@@ -84,7 +84,9 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
     return [method for method in methods if method.title in titles]
 
 
-def _job(experiment: Experiment, population: Population, method: ChosenMethod, seed: int) -> Job:
+def _job(
+    experiment: CheckedExperiment, population: Population, method: ChosenMethod, seed: int
+) -> Job:
     silos, security = tuple(population.records), experiment.file.security
     # a secure sum weighted by public counts needs them in the job; a simulation knows them
     weighs_publicly = security.required and security.weights == "public"

@@ -17,7 +17,7 @@ from typing import Any
 from ...algorithms.data.sources.public.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
-from ..experiment.experiment import ChosenMethod, Experiment, ExperimentFile, checked
+from ..experiment.experiment import CheckedExperiment, ChosenMethod, ExperimentFile, checked
 from ..experiment.hints import hint
 from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable
@@ -96,7 +96,7 @@ def experiment_of(
     scale: Scale = FULL,
     labels: frozenset[str] | None = None,
     seeds: Sequence[int] = (),
-) -> Experiment:
+) -> CheckedExperiment:
     """The experiment of one setting, its data in a folder.
 
     LocalError where a method cannot work in it.

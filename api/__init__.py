@@ -1,0 +1,1 @@
+"""What programs and notebooks use: experiments as objects, and their results."""

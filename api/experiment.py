@@ -1,0 +1,262 @@
+"""An experiment as an object: the file that ``staddle simulate`` runs, written and read.
+
+What a program gives as values becomes files next to it: records ``records.npz``, index arrays
+``partition.json``. A function that builds a model is named by its module (files/program_code.py).
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+
+from ..algorithms.data.dataset import Dataset, as_truth, digits, save_npz
+from ..algorithms.partition import file as partition_files
+from ..algorithms.partition.split import Sides, merged
+from ..algorithms.tasks.classification import Classification
+from ..algorithms.tasks.registry import TaskTable
+from ..bundle.frames import LoadedModel, load_model
+from ..commands.console.printer import Screen
+from ..commands.console.toml import to_toml
+from ..commands.model.make import make_folder
+from ..commands.simulate.simulate import RunOptions, prepare, raise_faults, report, train
+from ..errors import LocalError
+from ..files.documents import Strict, read_bytes, validate, write_atomic
+from ..files.program_code import MAIN, PYTHON, find_in, name_of
+from ..files.toml_document import parse_document
+from ..simulator.engines.choose import OnGpu
+from ..simulator.experiment.experiment import ExperimentFile, read
+from .results import Results
+
+Table: TypeAlias = Mapping[str, Any]
+Indices: TypeAlias = NDArray[np.int64] | Sequence[int]
+FILE, RECORDS, PARTITION, RESULTS = "experiment.toml", "records.npz", "partition.json", "results"
+TRAINING = {"epochs": 1, "batch_size": 32, "lr": 0.05}
+
+
+class Experiment:
+    """Methods compared on the same silos, as docs/simulate.md explains them.
+
+    ``data`` are records: a map-style torch ``Dataset`` of pairs, a pair of arrays x [N, …] and y
+    [N, …], "digits", or a [data] table. ``partition`` is one of ``Dirichlet`` and the like, a
+    [partition] table, or per silo an index array, or a pair of them: training and test. ``model``
+    is a name, a [model] table, or a function or class that makes an ``nn.Module``. ``methods`` are
+    names, or tables of [[methods]]. Further ``settings`` are keys of the file, such as ``rounds``,
+    ``task`` and ``participation``.
+
+    All is written to ``folder``, which names the experiment. LocalError says what is wrong.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        data: "TorchDataset[Any] | Dataset | tuple[Any, Any] | Table | str",
+        model: Callable[..., nn.Module] | Table | str,
+        methods: Iterable[Table | str],
+        partition: Table | Sequence[Any] | None = None,
+        seeds: int | Sequence[int] = 1,
+        rounds: int = 10,
+        training: Table | None = None,
+        **settings: Any,
+    ) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        source, records = self._records(data)
+        document = {
+            "version": 1,
+            "name": self.folder.resolve().name,
+            "rounds": rounds,
+            "seeds": [seeds] if isinstance(seeds, int) else list(seeds),
+            "data": source,
+            "model": _model(model, records),
+            "training": {**TRAINING, **(training or {})},
+            "methods": [_table(method) for method in methods],
+            **settings,
+        }
+        if partition is not None:
+            document["partition"] = self._partition(partition, records, document)
+        # Wrong keys are told before anything is written.
+        validate(document, ExperimentFile, str(self.file))
+        write_atomic(self.file, to_toml(document).encode(), 0o644)
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Experiment":
+        """The experiment of a file that was written before, or by hand.
+
+        LocalError names file, key, value and the fix.
+        """
+        path = Path(path)
+        found = cls.__new__(cls)
+        found.folder, found._own = path.parent, path.name  # noqa: SLF001 its own
+        validate(parse_document(read_bytes(path), str(path)), ExperimentFile, str(path))
+        return found
+
+    _own = FILE
+
+    @property
+    def file(self) -> Path:
+        """The file that ``staddle simulate`` runs."""
+        return self.folder / self._own
+
+    @property
+    def results(self) -> Results:
+        """What has come of it so far."""
+        return Results(self.folder / RESULTS)
+
+    def run(
+        self, *, workers: int | None = None, device: str = "auto", settings: Sequence[str] = ()
+    ) -> Results:
+        """Run what is not finished, and show progress; after a stop or a kill, call it again.
+
+        ``workers`` and ``device`` are as for ``staddle simulate``, ``settings`` as its ``--set``.
+        LocalError where a run could not continue, CancelledError after Ctrl-C.
+        """
+        find_in(self.folder)
+        experiment = read(self.file, settings)
+        # Other processes would run the whole program again to find its functions.
+        own = f"{PYTHON}{MAIN}:"
+        models = [experiment.file.model.name]
+        models += [str(method.model.get("name", "")) for method in experiment.file.all_methods]
+        if any(name.startswith(own) for name in models):
+            workers = 1
+        apart = nullcontext() if workers == 1 else _without_main()
+        asked = RunOptions(
+            self.folder / RESULTS, (), (), None, workers, device, OnGpu(), tensorboard=False
+        )
+        screen = Screen()
+        with apart:
+            prepared = prepare(screen, experiment, self.folder / RESULTS, asked)
+            faults = train(screen, prepared, asked)
+        report(prepared)
+        raise_faults(faults, len(prepared.runs))
+        return self.results
+
+    def model(
+        self, silo: str, *, method: str | None = None, seed: int | None = None
+    ) -> LoadedModel:
+        """The model of a silo after a finished run, measured on the silo's test records.
+
+        Method and seed may be left out where there is one. Its folder is kept below ``folder``.
+        """
+        find_in(self.folder)
+        name = "-".join(map(str, filter(None, (method, seed, silo))))
+        out = self.folder / "models" / name
+        if not out.exists():
+            out.parent.mkdir(exist_ok=True)
+            make_folder(self.file, self.folder / RESULTS, silo, out, method, seed)
+        return load_model(out, None)
+
+    def __repr__(self) -> str:
+        return f"Experiment({str(self.folder)!r})"
+
+    def _records(self, data: Any) -> tuple[dict[str, Any], Dataset | None]:
+        """The [data] table, and the records where they are in memory; they are then written."""
+        if isinstance(data, Mapping):
+            return dict(data), None
+        if isinstance(data, str) and data == "digits":
+            return {"kind": "bundled", "name": "digits"}, digits()
+        records = data if isinstance(data, Dataset) else _dataset(data)
+        save_npz(self.folder / RECORDS, records)
+        return {"file": RECORDS}, records
+
+    def _partition(self, given: Any, records: Dataset | None, document: Table) -> dict[str, Any]:
+        if isinstance(given, Mapping):
+            return dict(given)
+        if records is None:
+            raise LocalError(
+                "partition: index arrays are for records that the program has; write a partition"
+                " file for others (docs/simulate.md)"
+            )
+        # [partition] and [split] together say where each record is; arrays say both at once.
+        own = {key: document[key] for key in ("task",) if key in document}
+        labels = validate(own, _Tasked, str(self.file)).task.strata(records.y).numpy()
+        title = document["data"].get("file", document["data"].get("name"))
+        how = {"kind": "given"}
+        found = partition_files.partition_file(_sides(given), labels, title, None, how)
+        partition_files.save(self.folder / PARTITION, found)
+        return {"file": PARTITION}
+
+
+class _Tasked(Strict):
+    """The task of a file."""
+
+    task: TaskTable = Classification()
+
+
+def _table(given: Table | str) -> dict[str, Any]:
+    return {"name": given} if isinstance(given, str) else dict(given)
+
+
+def _model(given: Any, records: Dataset | None) -> dict[str, Any]:
+    """The [model] table; of records in memory it takes the shape, and the number of classes."""
+    table = _table(given) if isinstance(given, Mapping | str) else {"name": name_of(given)}
+    if records is None:
+        return table
+    # What the program says itself counts.
+    known: dict[str, Any] = {"input": list(records.x.shape[1:])}
+    if records.inputs:
+        known = {}
+    if not {"classes", "outputs"} & table.keys() and not records.y.is_floating_point():
+        known["classes"] = int(records.y.max()) + 1
+    return {**known, **table}
+
+
+def _dataset(data: Any) -> Dataset:
+    """Records of a pair of arrays, or of all pairs of a torch data set."""
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = map(np.asarray, data)
+    elif hasattr(data, "__getitem__") and not isinstance(data, str):
+        pairs = [data[place] for place in range(len(data))]
+        x = np.stack([np.asarray(record) for record, _ in pairs])
+        y = np.stack([np.asarray(truth) for _, truth in pairs])
+    else:
+        raise LocalError(
+            f"data: {type(data).__name__}; give a torch data set of pairs, a pair of arrays x and"
+            " y, or a [data] table"
+        )
+    return Dataset(torch.from_numpy(x.astype(np.float32)), as_truth(y, y.shape[1:]))
+
+
+def _sides(given: Sequence[Any]) -> dict[str, Sides]:
+    """The sides of each silo; a single array per silo is split 75 to 25."""
+    pairs = [own for own in given if isinstance(own, tuple)]
+    if pairs and len(pairs) < len(given):
+        raise LocalError("partition: give a pair (training, test) for each silo, or for none")
+    arrays = [[_indices(own) for own in (each if pairs else [each])] for each in given]
+    names = [str(number) for number in range(len(arrays))]
+    if not pairs:
+        return merged(dict(zip(names, (own[0] for own in arrays), strict=True)), "75/25", 0)
+    none = np.empty(0, np.int64)
+    return {name: Sides(own[0], none, own[1]) for name, own in zip(names, arrays, strict=True)}
+
+
+def _indices(given: Indices) -> NDArray[np.int64]:
+    found = np.sort(np.asarray(given))
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise LocalError(
+            f"partition: an array of {found.dtype} {list(found.shape)}; give whole numbers [n], the"
+            " places of a silo's records"
+        )
+    return found.astype(np.int64)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Other processes do not run the main program again, which would begin the experiment again."""
+    main = sys.modules[MAIN]
+    place, spec = vars(main).pop("__file__", None), main.__spec__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        # A notebook has none.
+        if place is not None:
+            main.__file__ = place

@@ -1,0 +1,91 @@
+"""What has come of an experiment: tables, pictures and models, for programs and notebooks."""
+
+import csv
+import html
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..commands.simulate import results as tables
+from ..errors import LocalError
+from ..simulator.report.finished_runs import Recorded, load_runs
+
+Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread"]
+NUMBERS = ("value", "loss", "seconds")
+WHOLE = ("seed", "round", "silos", "bytes_up", "bytes_down")
+
+
+class Results:
+    """The results in a folder; they are read when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def runs(self) -> tuple[Recorded, ...]:
+        """All runs, finished or not, with their history and models."""
+        return load_runs(self.folder)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every measure of every finished run, as in results.csv (docs/simulate.md)."""
+        path = self._there("results.csv")
+        with path.open(newline="", encoding="utf-8") as file:
+            return [_numbers(row) for row in csv.DictReader(file)]
+
+    def frame(self) -> Any:
+        """The same as a pandas data frame; LocalError without pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise LocalError("frame() needs pandas: pip install pandas; or take rows()") from error
+        return pandas.DataFrame(self.rows())
+
+    def summary(self) -> str:
+        """The report as Markdown: the methods compared, what each took, silo by silo."""
+        return self._there("summary.md").read_text(encoding="utf-8")
+
+    def plot(self, what: Picture = "curves") -> Any:
+        """A picture of the report; in a notebook it shows itself, elsewhere it is a path."""
+        path = self._there(f"{what}.png")
+        try:
+            return import_module("IPython.display").Image(filename=str(path))
+        except ModuleNotFoundError:
+            return path
+
+    def _there(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            raise LocalError(f"{path}: not there: no run is finished; call run() first")
+        return path
+
+    def _table(self) -> tables.ResultsTable | None:
+        finished = tables.finished(self.folder)
+        return tables.results_table(finished) if finished else None
+
+    def __repr__(self) -> str:
+        table = self._table()
+        if table is None:
+            return f"Results({str(self.folder)!r}): no run is finished"
+        rows = [list(table.columns), *map(list, table.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, table.meaning])
+
+    def _repr_html_(self) -> str:
+        """The table of methods, for notebooks."""
+        table = self._table()
+        if table is None:
+            return html.escape(repr(self))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in table.rows
+        )
+        caption = f"<p>{html.escape(table.meaning)}</p>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{caption}"
+
+
+def _numbers(row: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(row)
+    found |= {name: float(row[name] or "nan") for name in NUMBERS}
+    return found | {name: int(row[name]) for name in WHOLE}

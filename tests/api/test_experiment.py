@@ -1,0 +1,218 @@
+"""Experiments as objects: plain torch in, the file of ``staddle simulate`` out."""
+
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.jobs import make_data
+from support.refusals import refused
+from torch import nn
+from typer.testing import CliRunner
+
+import staddle
+from staddle.commands.main import app
+from staddle.simulator.experiment.experiment import read
+from staddle.simulator.experiment.population import populate
+
+GLM = {"name": "glm"}
+TRAINING = {"batch_size": 16, "lr": 0.1}
+DATA = make_data(120)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """As torchvision's data sets are: a record and a number."""
+
+    def __len__(self):
+        return len(DATA)
+
+    def __getitem__(self, place):
+        return DATA.x[place], int(DATA.y[place])
+
+
+def small(folder, **changes):
+    given = {
+        "data": (DATA.x.numpy(), DATA.y.numpy()),
+        "partition": staddle.Dirichlet(2.0, silos=3),
+        "model": GLM,
+        "methods": ["local", {"name": "fedavg", "label": "mean"}],
+        "rounds": 2,
+        "training": TRAINING,
+        **changes,
+    }
+    return staddle.Experiment(folder, **given)
+
+
+def test_it_writes_the_file_that_simulate_runs_and_reads_it(tmp_path):
+    first = small(tmp_path / "exp")
+    found = tomllib.loads(first.file.read_text())
+    assert found["name"] == "exp"
+    assert found["data"] == {"file": "records.npz"}
+    assert found["model"] == {"input": [1, 8, 8], "classes": 3, "name": "glm"}
+    assert found["training"] == {"epochs": 1, "batch_size": 16, "lr": 0.1}
+    assert [method["name"] for method in found["methods"]] == ["local", "fedavg"]
+    again = staddle.Experiment.read(first.file)
+    assert again.file == first.file
+    first.run(workers=1)
+    out = tmp_path / "by-command"
+    run = CliRunner().invoke(
+        app,
+        ["simulate", str(first.file), "--out", str(out), "--workers", "1"],
+        catch_exceptions=False,
+    )
+    assert run.exit_code == 0
+    for label in ("local", "mean"):
+        mine = (first.folder / "results" / label / "seed-1" / "silos.csv").read_bytes()
+        assert (out / label / "seed-1" / "silos.csv").read_bytes() == mine
+
+
+def test_a_torch_data_set_and_arrays_are_the_same_records(tmp_path):
+    digests = set()
+    for name, data in {
+        "pairs": Pairs(),
+        "arrays": (DATA.x.numpy(), DATA.y.numpy()),
+        "tensors": (DATA.x, DATA.y),
+        "ours": DATA,
+    }.items():
+        digests.add(populate(read(small(tmp_path / name, data=data).file)).digest)
+    assert len(digests) == 1
+
+
+def test_index_arrays_say_who_has_what(tmp_path):
+    pairs = [
+        (np.arange(0, 20), np.arange(20, 30)),
+        (np.arange(40, 70)[::-1], [70, 71, 72]),
+        (range(80, 100), range(100, 120)),
+    ]
+    found = populate(read(small(tmp_path / "pairs", partition=pairs).file))
+    sizes = [(len(own.train), len(own.test)) for own in found.records.values()]
+    assert sizes == [(20, 10), (30, 3), (20, 20)]
+    assert torch.equal(list(found.records.values())[1].test.x, DATA.x[70:73])
+    alone = [range(40), range(40, 80), range(80, 120)]
+    found = populate(read(small(tmp_path / "alone", partition=alone).file))
+    assert [(len(own.train), len(own.test)) for own in found.records.values()] == [(30, 10)] * 3
+
+
+def test_other_tasks_have_their_own_records(tmp_path):
+    y = DATA.x.mean((1, 2, 3)).numpy()
+    experiment = small(
+        tmp_path / "exp",
+        data=(DATA.x.numpy(), y),
+        model={"name": "mlp", "outputs": 1},
+        task={"kind": "regression", "range": [-5.0, 5.0]},
+        partition=[range(40), range(40, 80), range(80, 120)],
+    )
+    results = experiment.run(workers=1)
+    assert {row["measure"] for row in results.rows()} >= {"all/trained/mae.macro"}
+
+
+def test_results_are_rows_frames_text_and_pictures(tmp_path):
+    experiment = small(tmp_path / "exp", seeds=[1, 2])
+    assert repr(experiment.results).endswith("no run is finished")
+    with refused("no run is finished; call run"):
+        experiment.results.frame()
+    results = experiment.run(workers=1)
+    frame = results.frame()
+    assert isinstance(frame, pd.DataFrame)
+    assert set(frame.label) == {"local", "mean"}
+    assert set(frame.seed) == {1, 2}
+    assert frame["round"].max() == 2
+    assert frame.value.dtype == float
+    last = frame[(frame.measure == "all/trained/accuracy.macro") & (frame["round"] == 2)]
+    assert len(last) == 4
+    assert f"{100 * last[last.label == 'mean'].value.mean():.2f} ±" in repr(results)
+    assert results._repr_html_().count("<tr>") == 4  # a head, two methods, the constant answer
+    assert "What training took" in results.summary()
+    assert Path(results.plot()).read_bytes().startswith(b"\x89PNG")
+    assert [run.label for run in results.runs] == ["local", "local", "mean", "mean"]
+
+
+def test_names_of_others_are_no_markup_in_a_notebook(tmp_path):
+    results = small(tmp_path / "exp", methods=[{"name": "local", "label": "a+b"}]).run(workers=1)
+    (tmp_path / "exp" / "results" / "a+b").exists()
+    assert "<td>a+b</td>" in results._repr_html_()
+
+
+def test_a_model_of_a_run_is_ready_to_use(tmp_path):
+    experiment = small(tmp_path / "exp")
+    experiment.run(workers=1)
+    with refused("name one run by --method and --seed"):
+        experiment.model("silo-000")
+    model = experiment.model("silo-001", method="mean")
+    own = populate(read(experiment.file)).records["silo-001"].test
+    right = (model.module.answers(own.held).argmax(1) == own.y).double().mean().item()
+    assert model.description.measured.said["accuracy"] == right
+    assert experiment.model("silo-001", method="mean").folder.path == model.folder.path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": ["fedpre"]}, "did you mean"),
+        ({"training": {"epoch": 2}}, "epoch"),
+        ({"data": "nothing"}, "data: str; give a torch data set of pairs"),
+        ({"partition": [range(5), (range(5), range(5))]}, "for each silo, or for none"),
+        ({"partition": [[0.5, 1.5]]}, r"an array of float64 \[2\]; give whole numbers"),
+        ({"data": {"kind": "bundled", "name": "digits"}, "partition": [range(9)]}, "index arrays"),
+        ({"model": lambda: nn.Linear(1, 1)}, "cannot be found by its name"),
+        ({"rounds": 0}, "rounds"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(tmp_path, changes, said):
+    with refused(said):
+        small(tmp_path / "exp", **changes).run(workers=1)
+    assert not (tmp_path / "exp" / "results").exists()
+
+
+PROGRAM = """
+    import sys
+    import numpy as np
+    import staddle
+    from torch import nn
+
+    def net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.ReLU(), nn.Linear({width}, 3))
+
+    print("begun")
+    given = np.load(sys.argv[1])
+    experiment = staddle.Experiment(
+        sys.argv[2], data=(given["x"], given["y"]), model={model}, methods=["fedavg", "fedper"],
+        partition=staddle.Dirichlet(2.0, silos=3), rounds=2,
+    )
+    print(experiment.run())
+"""
+
+
+def program(tmp_path, **fields):
+    np.savez(tmp_path / "given.npz", x=DATA.x.numpy(), y=DATA.y.numpy())
+    file = tmp_path / "program.py"
+    text = textwrap.dedent(PROGRAM).replace("{width}", str(fields.get("width", 8)))
+    file.write_text(text.replace("{model}", fields["model"]))
+    command = [sys.executable, str(file), str(tmp_path / "given.npz"), str(tmp_path / "exp")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_function_of_a_program_is_a_model(tmp_path):
+    """And the same program resumes, or says that another model is another experiment."""
+    first = program(tmp_path, model="net")
+    assert first.returncode == 0, first.stderr
+    assert "fedper" in first.stdout
+    again = program(tmp_path, model="net")
+    assert again.returncode == 0, again.stderr
+    assert "begins" not in again.stdout  # all of it was there
+    other = program(tmp_path, model="net", width=4)
+    assert other.returncode == 1
+    assert "holds another run" in other.stderr
+
+
+def test_a_program_without_a_main_guard_runs_once(tmp_path):
+    """Worker processes do not run it again."""
+    found = program(tmp_path, model='"glm"')
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("begun") == 1
+    assert "worker processes" in found.stdout
