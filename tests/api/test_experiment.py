@@ -212,7 +212,7 @@ def test_a_function_of_a_program_is_a_model(tmp_path):
 
 def test_a_program_without_a_main_guard_runs_once(tmp_path):
     """Worker processes do not run it again."""
-    found = program(tmp_path, model='"glm"')
+    found = program(tmp_path, model='"cnn-digits"')
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("begun") == 1
     assert "worker processes" in found.stdout

@@ -25,7 +25,8 @@ class Net(nn.Module):
         return self.out(self.body(x.flatten(1)).relu())
 
 def by_shape(shape, outputs, width=4):
-    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], width), nn.Linear(width, outputs))
+    body = nn.Linear(shape[1] * shape[2], width)
+    return nn.Sequential(nn.Flatten(), body, nn.Linear(width, outputs))
 """
 
 
