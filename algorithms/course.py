@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from .exchange.parts import Tensors
+from ..errors import LocalError
+from .exchange.parts import Contribution, Tensors
 from .leaks.taint import EXACT, Taint
 from .leaks.traps import LongestSteps
 
@@ -98,7 +99,8 @@ def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 class Facts:
     """The knowledge of the silo half about itself and its data in one round.
 
-    It stays there unless a contribution carries it.
+    It stays there unless a contribution carries it. In a private job numbers of records are noisy,
+    and ``steps`` and ``batch_size`` follow from its rate of sampling.
     """
 
     silo: str
@@ -106,6 +108,9 @@ class Facts:
     samples: int  # training records
     class_counts: Tensor  # [classes] int64, of the training records; without classes [1], of all
     measured: Tensors = field(default_factory=dict)  # what ``measure`` and surveys gave, float64
+    steps: int = 1  # of an epoch over drawn batches
+    batch_size: int = 1  # records of a step; the last one of an epoch may take fewer
+    lr: float = 0.0  # the job's learning rate as its schedule has it in this round
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,44 @@ class Change:
     """
 
     change: Callable[[SiloState, Facts], SiloState]
+
+
+@dataclass(frozen=True)
+class ContributionsAndState:
+    """Contributions by part, and the state that the silo keeps of this round.
+
+    ``Method.contribute`` returns it where a contribution and what stays are computed together, such
+    as SCAFFOLD's control variates. The state replaces the trained one: it has all of its parts, and
+    ``extra`` as a whole. A round that does not count leaves no trace of either.
+    """
+
+    contributions: Mapping[str, Contribution]
+    state: SiloState
+
+
+def settled(name: str, state: SiloState, made: object) -> tuple[dict[str, Contribution], SiloState]:
+    """The contributions out of what ``contribute`` of a method returned, and the state to keep.
+
+    That is the trained ``state`` unless the method returned another. LocalError for anything that
+    is neither contributions nor ``ContributionsAndState``.
+    """
+    contributions, kept = made, state
+    if isinstance(made, ContributionsAndState):
+        contributions, kept = made.contributions, made.state
+    # What a method returns next to its contributions would be lost without a word.
+    if not isinstance(contributions, Mapping):
+        raise LocalError(
+            f"contribute of method {name!r} returned a {type(contributions).__name__}; return a"
+            " dictionary of contributions by part, or ContributionsAndState(contributions, state)"
+            " where the silo keeps another state than the trained one"
+        )
+    if kept.parts.keys() != state.parts.keys():
+        raise LocalError(
+            f"contribute of method {name!r} returned a state with parts {sorted(kept.parts)}, the"
+            f" model has {sorted(state.parts)}; change the state that it is given by"
+            " dataclasses.replace"
+        )
+    return dict(contributions), kept
 
 
 CourseStep: TypeAlias = Stage | Survey | Change

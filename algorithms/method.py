@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from ..errors import LocalError
 from ..files.documents import Strict
-from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
+from .course import ContributionsAndState, Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .exchange.delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
 from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
 from .leaks.taint import EXACT, PUBLIC
@@ -316,11 +316,16 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(
+        self, state: SiloState, facts: Facts
+    ) -> Mapping[str, Contribution] | ContributionsAndState:
         """One contribution for each part of ``up(facts.round)``, from the state after training.
 
         Tensors have the dtypes and shapes of ``Part.given``, and finite values within its bounds. A
         Sum of form "mean" takes one weight, a Sum of form "ratio" one weight per row.
+
+        The silo keeps ``state``. A method that computes what stays together with what crosses
+        returns ``ContributionsAndState(contributions, state)``, in private jobs too.
         """
 
     # The coordinator half.

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def afternoon(tmp_path, monkeypatch):
                 raise AssertionError(program)
 
     yield run
-    sys.modules.pop("softper", None)
+    for name in ("softper", "centred", "softper_yogi", "test_softper"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
@@ -81,6 +83,10 @@ def test_every_block_of_the_page_runs(afternoon):
         *["softper.py"] * 4, "pyproject.toml", "pip", *["test_softper.py"] * 4, "pytest",
         "digits.toml", "staddle",
         "staddle",
+        "centred.py", "test_centred.py", "pytest",
+        "fedrep-adam.toml", "softper_yogi.py", "test_softper_yogi.py", "pytest",
     ]  # fmt: skip
     assert "softper-fast" in Path("digits/summary.md").read_text()
     assert "keep = 0.2" in Path("job.toml").read_text()
+    shown = tomllib.loads(Path("fedrep-adam.toml").read_text())["method"]
+    assert catalog.method_options(**shown).server_lr == 0.03

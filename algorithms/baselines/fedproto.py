@@ -47,7 +47,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
 from ..exchange.delivery import Results
@@ -62,7 +61,13 @@ from ..exchange.parts import (
     TensorSpec,
 )
 from ..method import Method, Setting
-from ..methods.common.heterogeneous import Extractors, check_extractors, dealt, sketched
+from ..methods.common.heterogeneous import (
+    Extractors,
+    check_extractors,
+    check_features,
+    dealt,
+    sketched,
+)
 
 
 class FedProtoOptions(Strict):
@@ -115,14 +120,8 @@ class FedProto(Method):
         weight = self.header_rows()
         width = weight.shape[1]  # d
         check_extractors(self.name, self.options.extractors, setting, width)
-        # An extractor without parameters gives the records themselves, and their means would leave.
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
-        trained = [next(parts["extractor"].parameters(), None) is not None for parts in models]
-        if not all(trained):
-            raise LocalError(
-                "fedproto uploads means of features; an extractor without parameters would make"
-                " them means of records; choose a model whose extractor is trained"
-            )
+        check_features(self.name, models)
         most = LARGEST_WEIGHT if self.options.weights == "samples" else 1.0
         mean = TensorSpec("mean", weight.dtype, (setting.outputs, width))
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio", most=most), (mean,))

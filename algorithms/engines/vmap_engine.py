@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import LocalError
-from ..course import Change, Course, Facts, SiloState, Stage, Survey
+from ..course import Change, Course, Facts, SiloState, Stage, Survey, settled
 from ..exchange.parts import nbytes_of
 from ..job.job import Job
 from ..models.build import draws_randomly, input_shape, maps
@@ -174,11 +174,10 @@ class Stacked:
                     loss.get(silo),
                     taken,
                 )
-                contributions = {
-                    **method.contribute(state, facts[silo]),
-                    **metrics(self._job, report),
-                }
-                outcomes[silo] = RoundOutcome(state, contributions, report)
+                made = method.contribute(state, facts[silo])
+                own_parts, kept = settled(method.name, state, made)
+                contributions = {**own_parts, **metrics(self._job, report)}
+                outcomes[silo] = RoundOutcome(kept, contributions, report)
                 done()
         # In the order of ``work``, not of the groups.
         return {one.silo: outcomes[one.silo] for one in work}

@@ -37,7 +37,17 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import LocalError, PeerError
-from ..course import Change, Course, CourseStep, Effort, Facts, Parts, SiloState
+from ..course import (
+    Change,
+    ContributionsAndState,
+    Course,
+    CourseStep,
+    Effort,
+    Facts,
+    Parts,
+    SiloState,
+    settled,
+)
 from ..exchange.delivery import Combined, CoordinatorState, Delivery, Latest, Results
 from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from ..method import Method, Setting
@@ -180,7 +190,9 @@ class ClassCensus(Method):
             return ()
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
-    def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
+    def contribute(
+        self, state: SiloState, facts: Facts
+    ) -> Mapping[str, Contribution] | ContributionsAndState:
         """The held classes; then the method's uploads, without the rows that are not shown.
 
         Such rows are zeros of weight 0, so an upload's size tells nothing.
@@ -189,12 +201,16 @@ class ClassCensus(Method):
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         # ``deliver`` of this round kept the holders.
         holders, held = state.extra[COUNTED], facts.class_counts > 0
-        contributions = dict(self._inner.contribute(_own(state), _earlier(facts)))
+        own = _own(state)
+        made = self._inner.contribute(own, _earlier(facts))
+        contributions, kept = settled(self.name, own, made)
         shown = shown_rows(holders, self._fewest)
         # Here, before values are masked: no row can be taken out of an open sum.
         for name in by_class(self._inner, facts.round - 1):
             contributions[name] = hide_rows(name, contributions[name], held, shown)
-        return contributions
+        if kept is own:
+            return contributions
+        return ContributionsAndState(contributions, _counted_in(state, kept))
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         # A silo that gained a class was not counted among its holders, and would be alone in it.
@@ -312,11 +328,15 @@ def _inside(step: CourseStep) -> CourseStep:
 
     # The method sees only its own state; the census's tensors are put back afterwards.
     def change(state: SiloState, facts: Facts) -> SiloState:
-        made = inner(_own(state), _earlier(facts))
-        counted = {name: state.extra[name] for name in (SAID, COUNTED)}
-        return replace(state, parts=made.parts, extra={**made.extra, **counted})
+        return _counted_in(state, inner(_own(state), _earlier(facts)))
 
     return Change(change)
+
+
+def _counted_in(state: SiloState, made: SiloState) -> SiloState:
+    """The state that the method made, with the census's tensors of the one before."""
+    counted = {name: state.extra[name] for name in (SAID, COUNTED)}
+    return replace(state, parts=made.parts, extra={**made.extra, **counted})
 
 
 def _earlier(facts: Facts) -> Facts:

@@ -7,7 +7,7 @@ from ...errors import LocalError
 from ...files import packages
 from ...files.packages import Package
 from ...files.program_code import is_program
-from ..catalog import ALL_METHODS
+from ..catalog import OWN_METHODS
 from ..models.foreign import TORCHVISION
 from ..models.registry import NETWORKS
 from ..tasks.registry import TASKS
@@ -34,7 +34,7 @@ def packages_of(
 def runs_others_code(document: Mapping[str, Any]) -> bool:
     """True if a document names a method, model, task or metric that is not Staddle's own."""
     method, model, task = _names(document)
-    ours = method in ALL_METHODS and model in NETWORKS and task in TASKS
+    ours = method in OWN_METHODS and model in NETWORKS and task in TASKS
     return not ours or bool(libraries_of(document.get("metrics")))
 
 
@@ -93,7 +93,7 @@ def _named(method: str, model: str, task: str) -> list[tuple[str, str, str]]:
     """Group and name of each entry point of a job, and its name in errors."""
     found = []
     # A name of a table is never that of a package, and torchvision's models have a prefix.
-    if method not in ALL_METHODS:
+    if method not in OWN_METHODS:
         found.append((packages.METHODS, method, f"method {method!r}"))
     if model not in NETWORKS and not model.startswith(TORCHVISION):
         found.append((packages.MODELS, model, f"model {model!r}"))
@@ -108,7 +108,7 @@ def _libraries(names: Collection[str]) -> list[tuple[str, str, str]]:
 
 def _of(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The same of a document, with which anything may be wrong; what names nothing is left out."""
-    tables: tuple[Mapping[str, object], ...] = (ALL_METHODS, NETWORKS, TASKS)
+    tables: tuple[Mapping[str, object], ...] = (OWN_METHODS, NETWORKS, TASKS)
     ours = zip(_names(document), tables, strict=True)
     named = _named(*(name or next(iter(table)) for name, table in ours))
     named += _libraries(libraries_of(document.get("metrics")))

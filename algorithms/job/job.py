@@ -964,8 +964,15 @@ class Job:
         Surveys and changes have no rate, and stay. Batches are taken in pieces of at most
         ``training.physical_batch`` records, and augmented.
         """
-        factor = self.training.factor(self.rounds_before(round_), self.rounds)
-        return paced(course, factor, self.training.physical_batch, self._augmenter)
+        rows = self.training.physical_batch
+        return paced(course, self._pace(round_), rows, self._augmenter)
+
+    def lr(self, round_: int) -> float:
+        """The learning rate of ``training`` in a round, as the schedule has it."""
+        return self.training.rule.lr * self._pace(round_)
+
+    def _pace(self, round_: int) -> float:
+        return self.training.factor(self.rounds_before(round_), self.rounds)
 
     # One object, by which stages of silos that train at once are alike.
     @cached_property

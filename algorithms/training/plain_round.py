@@ -5,11 +5,11 @@ private_round.py has the private form.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from ..course import Course, Facts, SiloState, Stage, Survey
+from ..course import Course, Facts, SiloState, Stage, Survey, settled
 from ..data.dataset import Dataset
 from ..exchange.delivery import Results
 from ..exchange.parts import Contribution
@@ -19,6 +19,8 @@ from .accountant import ReservedSteps
 from .loop import Modules, Stepper, measure
 
 ContributionTaints = dict[str, dict[str, Taint]]  # by part and tensor; empty in a plain job
+# contributions by part, their taints, the state that the silo keeps
+Made: TypeAlias = tuple[dict[str, Contribution], ContributionTaints, SiloState]
 
 
 class Side(Protocol):
@@ -93,10 +95,11 @@ class Side(Protocol):
         """
         ...
 
-    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each of their tensors and ``@weight``.
+    def contribute(self, state: SiloState) -> Made:
+        """The method's contributions, the taint of each tensor and ``@weight``, and the state.
 
-        They are for all parts of ``Job.up`` except the metrics.
+        Contributions are for all parts of ``Job.up`` except the metrics. The state is the one that
+        the silo keeps.
         """
         ...
 
@@ -158,9 +161,11 @@ class ClearRound:
         """The state, unchanged."""
         return state
 
-    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions; a plain job has no taints."""
-        return self._method.contribute(state, self.facts), {}
+    def contribute(self, state: SiloState) -> Made:
+        """The method's contributions and the state to keep; a plain job has no taints."""
+        made = self._method.contribute(state, self.facts)
+        contributions, kept = settled(self._method.name, state, made)
+        return contributions, {}, kept
 
     def metrics(
         self, exact: Mapping[str, Contribution]

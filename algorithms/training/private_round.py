@@ -19,14 +19,14 @@ absent where the noise could have made its count.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
-from math import sqrt
+from math import ceil, sqrt
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from ...errors import LocalError
-from ..course import Facts, SiloState, Stage, Survey
+from ..course import Facts, SiloState, Stage, Survey, settled
 from ..data.dataset import Dataset, calls_of
 from ..exchange.delivery import Results
 from ..exchange.parts import WEIGHT, Contribution, Tensors
@@ -53,7 +53,7 @@ from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
-from .plain_round import ContributionTaints
+from .plain_round import ContributionTaints, Made
 
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
@@ -65,8 +65,18 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
     known = torch.zeros(cells(job.task, job.model.width), dtype=torch.int64)
     if counts is not None:
         known = counts.counts
-    # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21).
-    return Facts(silo, round_, max(int(known.sum()), 1), known)
+    # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21). Steps are of
+    # drawn records, so their number and size follow from the rate and these counts.
+    samples, rate = max(int(known.sum()), 1), job.private.sample_rate
+    return Facts(
+        silo,
+        round_,
+        samples,
+        known,
+        steps=ceil(1 / rate),
+        batch_size=max(1, round(rate * samples)),
+        lr=job.lr(round_),
+    )
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
@@ -241,7 +251,8 @@ class PrivateRound:
             raise LocalError(
                 f"method {self._method.name!r} surveys records or changes the model between two"
                 " stages, for which no private job pays; its private_fault should say so: this is"
-                " a bug in the method"
+                " a bug in the method. A state to keep can be returned by contribute, with the"
+                " contributions"
             )
         if any(stage.coupled for stage in stages):
             raise LocalError(
@@ -307,8 +318,8 @@ class PrivateRound:
         """
         return replace(state, taints={name: self._taints.get(name, EXACT) for name in state.flat})
 
-    def contribute(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each tensor of them.
+    def contribute(self, state: SiloState) -> Made:
+        """The method's contributions, the taint of each tensor of them, and the state to keep.
 
         The egress gate rejects private tensors. The taints of the others name the reservations that
         paid for them.
@@ -317,11 +328,17 @@ class PrivateRound:
         held = _entered(tracker, state)
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
         with tracker:
-            contributions = self._method.contribute(held, facts)
+            made = self._method.contribute(held, facts)
+        contributions, kept = settled(self._method.name, held, made)
         taints: ContributionTaints = {}
         for part, contribution in contributions.items():
             taints[part] = self._taints_of(tracker, contribution)
-        return contributions, taints
+        # Each tensor that stays has the worst taint of what it was computed from, as after
+        # ``deliver``.
+        if kept is held:
+            return contributions, taints, state
+        known = {name: tracker.of(tensor) for name, tensor in kept.flat.items()}
+        return contributions, taints, replace(kept, taints=known)
 
     def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
         """The taint of each tensor of a contribution, ``@weight`` included."""

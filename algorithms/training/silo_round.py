@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 
 import numpy as np
 import torch
@@ -183,8 +184,11 @@ def local_round(
         None if private else local_work(method, job, course, modules, len(train_data)),
     )
 
-    contributions, taints = side.contribute(trained)
+    contributions, taints, kept_state = side.contribute(trained)
     seen, of_seen = side.metrics(metrics(job, report))
+    # A state that the method made lacks the steps, which are the runner's.
+    if kept_state is not trained:
+        trained = replace(kept_state, steps=trained.steps)
     return RoundOutcome(trained, {**contributions, **seen}, report, taints | of_seen, side.spending)
 
 
@@ -473,7 +477,16 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     They are exact; a private job uses ``noisy_facts``.
     """
     # On the host, where ``deliver`` and ``contribute`` compute.
-    return Facts(client, round_, len(data), histogram(job.task, data.y, job.model.width).cpu())
+    counts, size = histogram(job.task, data.y, job.model.width).cpu(), job.training.batch_size
+    return Facts(
+        client,
+        round_,
+        len(data),
+        counts,
+        steps=ceil(len(data) / size),
+        batch_size=min(size, len(data)),
+        lr=job.lr(round_),
+    )
 
 
 def metrics(job: Job, report: RoundReport) -> dict[str, Contribution]:

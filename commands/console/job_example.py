@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from ...algorithms.catalog import method_class, names
+from ...algorithms.catalog import method_class, names, without_optimiser
 from ...algorithms.method import Method
 from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.models.registry import NETWORKS
@@ -90,7 +90,7 @@ def job_text(method: str, task: TaskKind = "classification", *, private: bool = 
     Returns TOML. LocalError names the known methods for an unknown one, and says where the method's
     example is of a classification.
     """
-    chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
+    chosen, settings = method_class(method, "--method"), SETTINGS.get(without_optimiser(method), {})
     drafted = OTHERS.get(task, {"model": MODEL, "lines": {}})
     if task in OTHERS and (chosen.needs_classes or "lines" in settings):
         raise LocalError(
@@ -182,7 +182,8 @@ def docstrings(model: type[Strict]) -> dict[str, str]:
     # From the base down: inherited options come first, and one that is
     # declared again has its own text.
     for cls in reversed(model.__mro__):
-        if issubclass(cls, Strict) and cls is not Strict:
+        # One without fields, such as of a method with a server optimiser, may have no source.
+        if issubclass(cls, Strict) and vars(cls).get("__annotations__"):
             found |= _docstrings(cls)
     return found
 

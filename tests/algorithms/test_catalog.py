@@ -7,7 +7,16 @@ import sys
 import pytest
 from support.refusals import refused
 
-from staddle.algorithms.catalog import METHODS, method_class, method_options, names
+from staddle.algorithms.catalog import (
+    ALL_METHODS,
+    METHODS,
+    OWN_METHODS,
+    method_class,
+    method_options,
+    names,
+    without_optimiser,
+)
+from staddle.algorithms.job.foreign_code import runs_others_code
 from staddle.algorithms.job.job import Job
 
 SOURCE = """\
@@ -139,3 +148,18 @@ def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):
     said = r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
     with refused(said):
         method_options("foreign", {}, "job.toml")
+
+
+def test_names_with_a_server_optimiser_are_staddles_own():
+    """So that no package can take one, and no document that has one names a package."""
+    assert "fedrep-adam" in OWN_METHODS
+    assert "fedrep-adam" not in names()
+    assert "softper-adam" not in OWN_METHODS
+    assert len(set(OWN_METHODS)) == len(ALL_METHODS) + 3 * len(METHODS)
+    assert method_class("fedrep-adam") is method_class("fedrep-adam")
+    assert without_optimiser("fedavg-ft-adam") == "fedavg-ft"
+    assert without_optimiser("fedavg-ft") == "fedavg-ft"
+    assert not runs_others_code({"method": {"name": "fedrep-yogi"}, "model": {"name": "glm"}})
+    assert runs_others_code({"method": {"name": "softper-yogi"}, "model": {"name": "glm"}})
+    with refused("did you mean 'fedrep-yogi'"):
+        method_class("fedrep-yogy")

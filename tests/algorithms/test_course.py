@@ -11,7 +11,7 @@ from support.refusals import refused
 from support.whole_jobs import trained
 
 from staddle.algorithms import catalog
-from staddle.algorithms.course import Change, Optimiser, Survey
+from staddle.algorithms.course import Change, ContributionsAndState, Optimiser, Survey
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
@@ -72,6 +72,34 @@ class Surveying(Method):
         return {"sums": Contribution({n: facts.measured[n].clone() for n in ("one", "two", "all")})}
 
 
+class Keeping(FedAvg):
+    """FedAvg that keeps how far it came, and how it was trained, next to what it gives."""
+
+    name = "keeping"
+
+    def initial_extra(self, silo):
+        return {"steps": torch.tensor(0), "lr": torch.tensor(0.0), "bias": torch.zeros(3)}
+
+    def contribute(self, state, facts):
+        bias = state.parts["classifier"]["bias"]
+        extra = {
+            "steps": state.extra["steps"] + facts.steps,
+            "lr": torch.tensor(facts.lr),
+            "bias": bias + state.extra["bias"],
+        }
+        made = super().contribute(state, facts)
+        return ContributionsAndState(made, replace(state, extra=extra))
+
+
+class Losing(FedAvg):
+    """Returns a state as well, in a form that nobody takes."""
+
+    name = "losing"
+
+    def contribute(self, state, facts):
+        return super().contribute(state, facts), state
+
+
 class Tuning(FedAvg):
     """FedAvg that every silo trains for itself in the end."""
 
@@ -93,9 +121,27 @@ class ByClass(Surveying):
         return ("sums",)
 
 
+class CountedKeeping(Keeping):
+    """The same, with a part that is summed class by class."""
+
+    name = "counted-keeping"
+    rows = Part("rows", Kind.COUNTS, Sum("total"), (TensorSpec("rows", "float64", (3,)),))
+
+    def up(self, round_):
+        return (self.model, self.rows)
+
+    def contribute(self, state, facts):
+        made = super().contribute(state, facts)
+        rows = {"rows": Contribution({"rows": facts.class_counts.double()})}
+        return replace(made, contributions={**made.contributions, **rows})
+
+    def by_class(self, round_):
+        return ("rows",)
+
+
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    for method in (Surveying, Tuning, ByClass):
+    for method in (Surveying, Keeping, Losing, CountedKeeping, Tuning, ByClass):
         monkeypatch.setitem(catalog.METHODS, method.name, method)
 
 
@@ -138,6 +184,51 @@ def test_a_counted_method_changes_its_state_as_if_nothing_was_counted(make_job, 
     assert job.counted
     for state in trained(job, make_shards(job)).states.values():
         assert state.extra.keys() == {"seen", SAID, COUNTED}
+
+
+def test_what_contribute_returns_next_to_its_contributions_is_kept(make_job, make_shards, engine):
+    """24, 29 and 34 records in batches of 8, at a rate that falls by half."""
+    schedule = {"kind": "exponential", "factor": 0.5}
+    job = make_job("keeping", rounds=3, training={"schedule": schedule})
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation, biases = Simulation(job, engine(job, records)), []
+    for _ in range(3):
+        simulation.step()
+        biases.append({s: own.parts["classifier"]["bias"] for s, own in simulation.states.items()})
+    for silo, steps in {"a": 9, "b": 12, "c": 15}.items():
+        kept = simulation.states[silo].extra
+        assert kept["steps"].item() == steps
+        assert kept["lr"].item() == pytest.approx(0.1 * 0.25)
+        assert torch.allclose(kept["bias"], sum(each[silo] for each in biases))
+
+
+def test_a_counted_method_keeps_it_too(make_job, make_shards):
+    security = {"secure_aggregation": "required"}
+    job = make_job("counted-keeping", rounds=2, silos=list("abcd"), min_cohort=3, security=security)
+    assert job.counted
+    state = trained(job, make_shards(job)).states["a"]
+    assert state.extra.keys() == {"steps", "lr", "bias", SAID, COUNTED}
+    assert state.extra["steps"].item() == 6
+
+
+def test_what_nobody_takes_is_an_error_and_says_what_to_return(make_job, make_shards, engine):
+    job = make_job("losing", rounds=1)
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    with refused(
+        r"contribute of method 'losing' returned a tuple; .*"
+        r"ContributionsAndState\(contributions, state\)"
+    ):
+        Simulation(job, engine(job, records)).step()
+
+
+def test_a_state_without_the_models_parts_is_an_error(make_job, make_shards, monkeypatch):
+    def emptied(self, state, facts):
+        return ContributionsAndState({}, replace(state, parts={}))
+
+    monkeypatch.setattr(Keeping, "contribute", emptied)
+    job = make_job("keeping", rounds=1)
+    with refused(r"returned a state with parts \[\], the model has \['classifier', 'extractor'\]"):
+        trained(job, make_shards(job))
 
 
 def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):

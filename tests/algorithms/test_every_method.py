@@ -27,6 +27,7 @@ NORMS = {"name": "cnn-digits", "norm": "group"}
 LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is dear
 # by the round that a phase begins in: what goes up, and what comes down
 MODEL = {0: ("model sum.mean", "model")}
+STEPPED = {0: ("model sum.mean", "model-stepped")}
 EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
 AVERAGED = "model sum.mean"
 FEATURES, COMMON = "extractor sum.mean, prototypes sum.ratio", "extractor, prototypes"
@@ -61,25 +62,37 @@ CASES = {
     "cfl": Case({0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
         options={"sketch": 64, "eps_1": 0.0}),
     "ditto": Case(MODEL),
+    "fedadam": Case(STEPPED, options={"server_lr": 0.05}),
     "fedaims": Case({0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
         model={"name": "convnet-digits"}),
     "fedala": Case(MODEL, options={"start_epochs": 1},
         not_private="how much of the global model a silo takes"),
+    "fedamp": Case({0: ("model mix, moved gram", ""), 1: ("model mix, moved gram", "model")}),
     "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES,
         security={"clip_exponent": 12}),
     "fedavg": Case(MODEL),
     "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
+    "fedavgm": Case(STEPPED, options={"momentum": 0.5}),
     "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
     "fedbn": Case(MODEL, model=NORMS),
     "fedclassavg": Case({0: ("classifier sum.mean", "classifier")},
         not_private="contrast = 1 lets a record move"),
+    "feddbe": Case({0: ("mean sum.mean", ""), 1: ("model sum.mean", "mean, model")},
+        not_private="it surveys mean features without noise"),
     "feddyn": Case({0: (AVERAGED, "corrected")}),
+    "fedem": Case({0: ("models sum.mean", "models")}, options={"models": 2},
+        not_private="it surveys which model suits"),
     "fedfomo": Case(
         {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
         not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
         not_private="a silo weighs others' models"),
+    "fedgh": Case({0: ("means each", "header")}, options={"server_lr": 0.1},
+        not_blind=r"part 'means' \(prototypes\) crosses by 'each'",
+        not_private="it uploads sums of the features"),
     "fedkd": Case({0: ("mentee sum.mean", "mentee")},
         not_private="its losses weigh distillation by a batch's mean"),
+    "fednova": Case({0: ("direction sum.mean", "moved")}),
+    "fedntd": Case(MODEL),
     "fedpac": Case(
         {0: (f"{FEATURES}, {CLASSIFIERS}, variance each", f"{COMMON}, classifier")},
         not_blind=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on",
@@ -97,7 +110,10 @@ CASES = {
     "fedsimsup": Case({0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
         options={"tau_theta": 1, "supervisor": "cnn"}, fields=FOUR_OF_FIVE, security=DECLARED),
     "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
+    "fedyogi": Case(STEPPED, options={"server_lr": 0.05}),
     "fml": Case({0: ("meme sum.mean", "meme")}),
+    "knn-per": Case({**MODEL, 3: ("", "model")},
+        not_private="a silo predicts by its own records as they are"),
     "lg-fedavg": Case({0: ("layers sum.mean", "layers")}),
     "local": Case({0: ("", "")}),
     "moon": Case(MODEL),
@@ -120,6 +136,9 @@ CASES = {
             2: ("extractor mix, rows gram", "extractor, model")},
         options={"rho": 0.5}),
     "ppfl": Case({0: ("model sum.mean, coupling sum.total", "model, coupling")}),
+    "scaffold": Case({0: ("model sum.mean, control sum.mean", "model, variate")}),
+    "scaffold, global": Case({0: ("model sum.mean, control sum.mean", "model-stepped, variate")},
+        options={"global_lr": 0.75}, method="scaffold"),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from staddle.security.blind.sum import Bounds, Quantised
 
 OPTIONS = {
     "cfl": {"sketch": 64},
+    "fedamp": {"sketch": 64},
     "fedala": {"start_epochs": 1},
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
@@ -30,12 +31,14 @@ OPTIONS = {
     "pfedme": {"steps": 1, "beta": 0.5},
     "fedpac": {"variances": "pooled"},
 }
-NAMED = ("fedas", "feddyn", "fedssa")  # what they publish of sums has a name of its own
+# what they publish of sums has a name of its own
+NAMED = ("fedadam", "fedas", "fedavgm", "feddyn", "fednova", "fedssa", "fedyogi")
 MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
 LARGE = {"batch_size": 30}  # few steps: nothing here depends on how much is learnt
-SUMLESS = ("cfl", "fedfomo", "fedsimsup", "local")  # by default they sum metrics alone
+# by default they sum metrics alone
+SUMLESS = ("cfl", "fedamp", "fedfomo", "fedgh", "fedsimsup", "local")
 
 
 class Watched:

@@ -206,7 +206,7 @@ def test_lines_that_a_method_changes_stand_in_the_template():
             assert not changed.keys() & {*lines}, method
 
 
-@pytest.mark.parametrize("method", ALL_METHODS)
+@pytest.mark.parametrize("method", [*ALL_METHODS, "fedrep-adam", "fedbabu-momentum"])
 def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
     path = init("job", "--method", method)
     job = Job.from_toml(path)

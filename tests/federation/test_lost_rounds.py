@@ -34,6 +34,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
     "fedsimsup": {"tau_theta": 1, "supervisor": "cnn"},
     "fedssa": {"t_stable": 3, "stale_inclusive": True},
     "ppfl": {"models": 2, "lam": 0.0},
+    "scaffold": {},  # whose silos keep what they compute with their contributions
 }
 
 

@@ -41,6 +41,9 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("ppfl", {"options": {"models": 2, "lam": 0.0, "release_membership": "last"}}),
     ("ppfl", {"options": ALWAYS, "participation": 1.0}),
     ("fedaims", {"options": {"sampling": "algorithm2"}, "model": "convnet-digits"}),
+    ("scaffold", {"options": {"global_lr": 0.5}}),
+    ("fedyogi", {}),
+    ("knn-per", {"options": {"capacity": 20}}),
     ("fedper", {"model": {"name": "mixed", "head": "fc", "input": [1, 8, 8], **DROPOUT}}),
 )
 

@@ -4,6 +4,7 @@ They are for methods whose extractors never cross. All end in the width of the j
 that tensors of a feature's width, such as a header's rows, can cross.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeAlias
 
 import torch
@@ -66,6 +67,19 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
                 " headers and prototypes are exchangeable at one width only; choose models of one"
                 " width"
             )
+
+
+def check_features(method: str, models: Iterable[Mapping[str, nn.Module]]) -> None:
+    """LocalError for a method that uploads mean features, where one is of an untrained extractor.
+
+    An extractor without parameters gives the records themselves, and their means would leave.
+    """
+    trained = [next(parts["extractor"].parameters(), None) is not None for parts in models]
+    if not all(trained):
+        raise LocalError(
+            f"{method} uploads means of features; an extractor without parameters would make"
+            " them means of records; choose a model whose extractor is trained"
+        )
 
 
 def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.Module]:

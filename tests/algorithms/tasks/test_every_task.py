@@ -20,6 +20,10 @@ OPTIONS = {
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
     "cfl": {"sketch": 64},
+    "fedamp": {"sketch": 64},
+    "fedadam": {"server_lr": 1.0, "beta1": 0.3, "tau": 0.5},
+    "fedyogi": {"server_lr": 1.0, "beta1": 0.3, "tau": 0.5},
+    "fedavgm": {"momentum": 0.5},
     "per-fedavg": {"alpha": 0.05},
     "pfedme": {"steps": 2},
 }
@@ -41,8 +45,8 @@ def make(kind, method, **fields):
     return Job.from_file(JobFile.model_validate(whole), "test")
 
 
-def test_nineteen_methods_run_any_task():
-    assert len(ANY) == 19
+def test_twenty_six_methods_run_any_task():
+    assert len(ANY) == 26
     assert {"fedavg", "fedper", "pfedsim", "ditto", "local"} <= set(ANY)
 
 

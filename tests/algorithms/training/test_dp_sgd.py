@@ -27,6 +27,8 @@ METHODS = {
     "ditto": {},
     "fedavg": {},
     "feddyn": {"alpha": 0.5},
+    "fedntd": {"temperature": 2.0},
+    "scaffold": {},
     "fedprox": {},
     "fedrep": {"head_epochs": 2},
     "moon": {"mu": 5},

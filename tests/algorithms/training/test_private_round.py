@@ -17,7 +17,7 @@ from support.refusals import refused
 from torch import nn
 from torch.testing import assert_close
 
-from staddle.algorithms.course import Effort, Stage
+from staddle.algorithms.course import ContributionsAndState, Effort, SiloState, Stage
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
@@ -165,6 +165,19 @@ LEAVING = {  # case: method, options, what paid
     "fedavg": ("fedavg", {}, MODEL),
     "fedavg-equal": ("fedavg", {"weights": "equal"}, MODEL),
     "feddyn": ("feddyn", {"alpha": 0.5}, {**MODEL, "model": "all"}),
+    "scaffold": (
+        "scaffold", {},
+        {"model": "all", "model/@weight": "counts", "control": "all", "control/@weight": "counts"},
+    ),
+    "fednova": (
+        "fednova", {},
+        {"direction": "now", "direction/steps": "counts", "direction/@weight": "counts"},
+    ),
+    "fedavgm": ("fedavgm", {}, MODEL),
+    "fedadam": ("fedadam", {}, MODEL),
+    "fedyogi": ("fedyogi", {}, MODEL),
+    "fedntd": ("fedntd", {}, MODEL),
+    "fedamp": ("fedamp", {}, {"model": "all", "moved": "all"}),
     "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
     # as if a stage could reach v
     "ditto": ("ditto", {}, {**MODEL, "model": "all"}),
@@ -448,6 +461,31 @@ def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_
     # a state whose taints are not known
     lost = replace(initial_state(method, "a", public=()), taints={})
     assert one_round(job, state=lost).taints["rows"]["rows"].exact
+
+
+def test_a_state_that_contribute_returns_has_the_taints_of_what_it_was_computed_of(make_private):
+    """The number of steps is that of the rate, whatever the records."""
+
+    class Keeping(FedPer):
+        def initial_extra(self, silo):
+            return {"bias": torch.zeros(3), "still": torch.zeros(3)}
+
+        def contribute(self, state, facts):
+            bias = state.parts["classifier"]["bias"] / facts.steps
+            extra = {**state.extra, "bias": bias + state.extra["still"]}
+            made = super().contribute(state, facts)
+            return ContributionsAndState(made, SiloState(state.parts, extra))
+
+    job = make_private("fedper")
+    method = Keeping(job.setting())
+    outcome = one_round(job, method)
+    found = outcome.state.taints
+    assert found.keys() == outcome.state.flat.keys()
+    assert found["extra/bias"] == found["part/classifier/bias"] == paid(0, 1)
+    assert found["extra/still"] == PUBLIC
+    steps = math.ceil(1 / job.private.sample_rate)
+    held = outcome.state.parts["classifier"]["bias"]
+    assert torch.allclose(outcome.state.extra["bias"], held / steps)
 
 
 def test_a_buffer_that_training_changes_is_private(make_private):

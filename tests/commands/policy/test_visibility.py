@@ -120,6 +120,8 @@ EITHER = "the coordinator or one silo can learn of single records"
         ("pfedsim", {}, ONE_SILO),  # sums with tags, then rows with tags
         ("fedssa", {}, EITHER),  # what its coordinator half makes of sums no silo can check
         ("feddyn", {}, EITHER),
+        ("fedadam", {}, EITHER),
+        ("scaffold", {}, EITHER),  # its model has tags, and its control variate none
         ("local", {}, ""),
     ],
 )
