@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .algorithms.course import Change as Change
+    from .algorithms.course import ContributionsAndState as ContributionsAndState
     from .algorithms.course import Facts as Facts
     from .algorithms.course import SiloState as SiloState
     from .algorithms.course import Stage as Stage
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from .algorithms.method import specs_of_parameters as specs_of_parameters
     from .algorithms.tasks.task import Task as Task
     from .api.experiment import Experiment as Experiment
+    from .api.federation import Federation as Federation
+    from .api.federation import RunningJob as RunningJob
+    from .api.operator import OperatorClient as OperatorClient
+    from .api.operator import connect as connect
     from .api.partitions import Classes as Classes
     from .api.partitions import Dirichlet as Dirichlet
     from .api.partitions import GroupMixtures as GroupMixtures
@@ -40,12 +45,16 @@ if TYPE_CHECKING:
     from .files.documents import Strict as Strict
 
 _HOMES = {
-    "algorithms.course": ("Change", "Facts", "SiloState", "Stage", "Survey"),
+    "algorithms.course": (
+        *("Change", "ContributionsAndState", "Facts", "SiloState", "Stage", "Survey"),
+    ),
     "algorithms.exchange.delivery": ("Combined", "Delivery"),
     "algorithms.exchange.parts": ("Contribution", "Each", "Gram", "Kind", "Mix", "Part", "Sum"),
     "algorithms.method": ("Method", "specs_of_parameters"),
     "algorithms.tasks.task": ("Task",),
     "api.experiment": ("Experiment",),
+    "api.federation": ("Federation", "RunningJob"),
+    "api.operator": ("OperatorClient", "connect"),
     "api.partitions": (
         *("Classes", "Dirichlet", "GroupMixtures", "LabelGroups", "Shards", "Sources"),
     ),

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
-from ..algorithms.data.dataset import Dataset, as_truth, digits, save_npz
+from ..algorithms.data.dataset import Dataset, save_npz
 from ..algorithms.partition import file as partition_files
 from ..algorithms.partition.split import Sides, merged
 from ..algorithms.tasks.classification import Classification
@@ -32,6 +31,7 @@ from ..files.program_code import MAIN, PYTHON, find_in, name_of
 from ..files.toml_document import parse_document
 from ..simulator.engines.choose import OnGpu
 from ..simulator.experiment.experiment import ExperimentFile, read
+from .records import records_of
 from .results import Results
 
 Table: TypeAlias = Mapping[str, Any]
@@ -160,9 +160,9 @@ class Experiment:
         """The [data] table, and the records where they are in memory; they are then written."""
         if isinstance(data, Mapping):
             return dict(data), None
-        if isinstance(data, str) and data == "digits":
-            return {"kind": "bundled", "name": "digits"}, digits()
-        records = data if isinstance(data, Dataset) else _dataset(data)
+        records = records_of(data)
+        if isinstance(data, str):
+            return {"kind": "bundled", "name": data}, records
         save_npz(self.folder / RECORDS, records)
         return {"file": RECORDS}, records
 
@@ -206,22 +206,6 @@ def _model(given: Any, records: Dataset | None) -> dict[str, Any]:
     if not {"classes", "outputs"} & table.keys() and not records.y.is_floating_point():
         known["classes"] = int(records.y.max()) + 1
     return {**known, **table}
-
-
-def _dataset(data: Any) -> Dataset:
-    """Records of a pair of arrays, or of all pairs of a torch data set."""
-    if isinstance(data, tuple) and len(data) == 2:
-        x, y = map(np.asarray, data)
-    elif hasattr(data, "__getitem__") and not isinstance(data, str):
-        pairs = [data[place] for place in range(len(data))]
-        x = np.stack([np.asarray(record) for record, _ in pairs])
-        y = np.stack([np.asarray(truth) for _, truth in pairs])
-    else:
-        raise LocalError(
-            f"data: {type(data).__name__}; give a torch data set of pairs, a pair of arrays x and"
-            " y, or a [data] table"
-        )
-    return Dataset(torch.from_numpy(x.astype(np.float32)), as_truth(y, y.shape[1:]))
 
 
 def _sides(given: Sequence[Any]) -> dict[str, Sides]:

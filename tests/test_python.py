@@ -49,9 +49,25 @@ def test_type_checkers_see_the_same_names():
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
 def test_the_page_names_them_and_no_others():
-    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    first, *_ = PAGE.read_text(encoding="utf-8").split("\n## ")
+    rows = re.findall(r"^\| (`.*?) \|", first, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == list(staddle.__all__)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
+def test_the_experiment_of_the_page_runs(tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    program, *others = blocks
+    assert all(block.startswith("# not run here") for block in others)
+    (tmp_path / "program.py").write_text(program)
+    run = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "fedper" in run.stdout
+    assert (tmp_path / "digits-by-hand" / "results" / "summary.md").exists()
 
 
 def test_other_names_are_none():

@@ -155,7 +155,8 @@ def test_a_model_of_a_run_is_ready_to_use(tmp_path):
     [
         ({"methods": ["fedpre"]}, "did you mean"),
         ({"training": {"epoch": 2}}, "epoch"),
-        ({"data": "nothing"}, "data: str; give a torch data set of pairs"),
+        ({"data": "nothing"}, "unknown set 'nothing'; known: digits"),
+        ({"data": 5}, "data: int; give a torch data set of pairs"),
         ({"partition": [range(5), (range(5), range(5))]}, "for each silo, or for none"),
         ({"partition": [[0.5, 1.5]]}, r"an array of float64 \[2\]; give whole numbers"),
         ({"data": {"kind": "bundled", "name": "digits"}, "partition": [range(9)]}, "index arrays"),
