@@ -77,7 +77,7 @@ def sign(
         )
     members = rosters.load(roster)
     # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
-    # differ by one silo must not train alike (SECURITY.md 35).
+    # differ by one silo must not train alike (security rule 35).
     job = Job.from_toml(job_file).for_federation()
     start = job.start_values()
     # The coordinator would refuse it, too, but only at submission.
@@ -96,7 +96,7 @@ def sign(
     # differs.
     document = job.document()
     # Silos would decline it: one silo's share would be so large that the sum reveals its model
-    # (SECURITY.md 5).
+    # (security rule 5).
     if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)

@@ -22,6 +22,8 @@ COMMANDS: Mapping[str, str] = {
     "status": "federation.status:status",
     "demo": "federation.demo:demo",
     "simulate": "simulate.simulate:simulate",
+    # of a command, not of a group: ``make_context`` below tells it from a file
+    "simulate init": "simulate.example:init",
     "reproduce": "simulate.reproduce:reproduce",
     "keys new": "keys:new",
     "keys show": "keys:show",
@@ -122,12 +124,22 @@ class LazyCommand(TyperCommand):
 
     help: Any = property(_docstring, lambda _, __: None)  # the class above sets it, to nothing
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse the command line: from here on the real command stands in for this one."""
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Parse the command line: from here on the real command stands in for this one.
+
+        Where the first argument makes the path of another command, as in ``simulate init``, it is
+        that command.
+        """
+        further = COMMANDS.get(" ".join([self.name or "", *args[:1]]))
+        if further is not None and args:
+            inner = LazyCommand(args[0], further)
+            return inner.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         # Only now the command's module is imported: typer needs the function's annotations.
         alone = typer.Typer(add_completion=False)
         alone.command(self.name)(function(self._target))
-        return typer.main.get_command(alone).make_context(*args, **options)
+        return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
 
 
 class LazyGroup(TyperGroup):

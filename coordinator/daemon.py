@@ -146,7 +146,7 @@ class Daemon:
         """
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
-        # Silos would refuse it anyway; here its operator hears of it (SECURITY.md 5).
+        # Silos would refuse it anyway; here its operator hears of it (security rule 5).
         if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
             raise LocalError(f"job {job.name!r}: {fault}")
 
@@ -506,7 +506,7 @@ class Daemon:
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)
-        # The cohort follows from the job, so that silos can check it (SECURITY.md 36).
+        # The cohort follows from the job, so that silos can check it (security rule 36).
         cohort = among(run.job.cohort(effect.round), admitted)
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 

@@ -5,7 +5,6 @@ What the coordinator's metrics show as it is now.
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
 from collections import Counter
@@ -23,6 +22,7 @@ from .. import log, metrics
 from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
+from ..files.portable import check_runs_daemons, resource
 from ..metrics import Gauge
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
@@ -82,8 +82,24 @@ def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
     yield Gauge("disk_free_bytes", "Free bytes where the state lies.", (), {(): free})
 
 
+OPEN_MAX = 10_240  # files of a process, on macOS
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
 GRPC_CALL = "_schedule_rpc_coro"  # gRPC's name of the coroutine that serves a call
+
+
+def most_open_files() -> tuple[int, int]:
+    """Raise this process's limit of open files as far as the system lets it; before and after.
+
+    Idle connections of strangers must not use them up.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):
+        # macOS names no hard limit, and then refuses more than OPEN_MAX.
+        hard = max(soft, OPEN_MAX)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.RLIM_INFINITY))
+    return soft, hard
 
 
 async def serve(config: configs.CoordinatorConfig) -> None:
@@ -92,13 +108,12 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     It returns once all is closed; LocalError, too, if an error stopped the coordinator. It changes
     the process's umask, heap and limit of open files.
     """
+    check_runs_daemons("a coordinator")
     # Uploads in the clear, the database and the ledger are for this user alone.
     os.umask(0o077)
     heap.one_heap()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Idle connections of strangers must not use them up.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    log.event("starting", files=hard, files_before=soft)
+    before, files = most_open_files()
+    log.event("starting", files=files, files_before=before)
     stopped = stop_signal()
     async with running(config):
         broken = await stopped

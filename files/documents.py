@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
 import pydantic
 
 from ..errors import LocalError, UnwritableError, reason
+from .portable import OPENS_FOLDERS
 from .toml_document import parse_document
 
 # no configuration, roster or job comes near; a larger one is a mistake
@@ -459,6 +460,8 @@ def sync_directory(path: Path) -> None:
 
     Until then a power cut may undo a rename, or lose a new file. OSError if the disk fails.
     """
+    if not OPENS_FOLDERS:
+        return  # Windows cannot sync a folder; NTFS keeps a journal of names
     # A file that was fsynced under a name that was not is gone after a power cut.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

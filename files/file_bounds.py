@@ -10,13 +10,13 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import stat
 from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import LocalError
+from .portable import NONBLOCK, resource
 
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -26,6 +26,7 @@ KINDS = {
 }
 AVAILABLE = re.compile(r"^MemAvailable:\s*(\d+)", re.MULTILINE)  # KiB
 FEWER = "give fewer records, free memory, or replace the file if it should be smaller"
+NO_LIMIT = 2**63  # larger than every other bound, so it is never the smallest
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # of a control group: limit, use, and the page cache in it that the kernel gives up first; version
 # 2, 1
@@ -49,7 +50,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises LocalError for anything but a regular file.
     """
     check_regular(path)  # first: some devices act on being opened
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK))  # noqa: SIM115
     try:
         _check_mode(path, os.fstat(file.fileno()).st_mode)  # again: another may lie there by now
     except LocalError:
@@ -86,6 +87,8 @@ def available_memory() -> int:
 
     The least of what the machine, its control groups and its own limit leave.
     """
+    if resource is None:  # Windows, whose own errors say that memory ran out
+        return NO_LIMIT
     # In a container the machine has more than the process may take, and the kernel would kill it.
     return max(0, min(_of_machine(), *_of_control_groups(), _of_process()))
 
@@ -135,10 +138,9 @@ def _folders() -> list[Path]:
 
 def _of_process() -> int:
     """Bytes that the limit on addresses leaves, as ``LimitAS=`` and ``ulimit -v`` set it."""
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    most = int(resource.getrlimit(resource.RLIMIT_AS)[0])
     if most == resource.RLIM_INFINITY:
-        # No limit: larger than every other bound, so it is never the smallest.
-        return 2**63
+        return NO_LIMIT
     try:
         pages = int((PROC / "self" / "statm").read_text().split()[0])
     except FileNotFoundError:  # not Linux

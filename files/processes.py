@@ -4,8 +4,14 @@ import os
 import signal
 import threading
 from ctypes import c_bool
+from multiprocessing import context as contexts
 from multiprocessing import forkserver, parent_process, resource_tracker
-from multiprocessing.context import BaseContext, ForkServerContext
+from multiprocessing.context import BaseContext
+from typing import Any
+
+# Windows has no fork server: each process there loads its modules itself.
+CONTEXT: Any = getattr(contexts, "ForkServerContext", contexts.SpawnContext)
+SERVED = CONTEXT is not contexts.SpawnContext
 
 
 class Flag:
@@ -26,19 +32,21 @@ class Flag:
         return bool(self._set.value)
 
 
-class _Threadless(ForkServerContext):
-    def Event(self) -> Flag:  # type: ignore[override]  # noqa: N802 - as multiprocessing calls it
+class _Threadless(CONTEXT):  # type: ignore[misc]
+    def Event(self) -> Flag:  # noqa: N802 - as multiprocessing calls it
         return Flag(self)
 
 
-def threadless(module: str) -> ForkServerContext:
+def threadless(module: str) -> Any:
     """Makes processes by a server without threads, which has loaded ``module`` once.
 
     A fork of this process would hold the locks of its threads for ever. Events are ``Flag``s. None
     of these processes sees Ctrl-C, which a terminal sends to all at once: this one sees it, and
-    ends the others.
+    ends the others. On Windows each process loads ``module`` itself, and sees Ctrl-C.
     """
     context = _Threadless()
+    if not SERVED:
+        return context
     context.set_forkserver_preload([module])
     # multiprocessing begins this tracker with the first process, and lets interrupts through again.
     resource_tracker.ensure_running()

@@ -51,8 +51,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    # A small compressed message could make its reader unpack one of the largest size (SECURITY.md
-    # section 4).
+    # A small compressed message could make its reader unpack one of the largest size.
     ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once

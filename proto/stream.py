@@ -248,7 +248,7 @@ class Inbound:
                 self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest"
             )
         digests = digester.digests()
-        # Of each tensor, too: the silo's ledger names them one by one (SECURITY.md 27).
+        # Of each tensor, too: the silo's ledger names them one by one (security rule 27).
         if tuple(end.tensor_sha256) != digests.tensors or end.sha256 != digests.total:
             raise RefusedError(
                 self._peer, "DIGEST", "the bytes that arrived have other digests than the end says"

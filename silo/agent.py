@@ -436,7 +436,7 @@ class Agent:
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
 
         # Under an older copy of the ledger, privacy that was already spent would be forgotten. The
-        # coordinator's word is not enough against that: it gains by it (SECURITY.md rule 42).
+        # coordinator's word is not enough against that: it gains by it (security rule 42).
         if job.privacy is not None and not self._gate.session.witnessed:
             await self._await_word(asked)
             return
@@ -465,7 +465,7 @@ class Agent:
         log.event("round.given", job=job.name, round=round_)
 
     def _check_start(self, job: Job, asked: RoundOpened, contributions: Contributions) -> None:
-        # The memory of sums goes by the state that values were trained from (SECURITY.md rule 34),
+        # The memory of sums goes by the state that values were trained from (security rule 34),
         # so they must not be summed under another one.
         if contributions.start not in (UNSAID, asked.counted):
             raise RefusedError(
@@ -625,7 +625,7 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)
 
         # Keys go by the job's end at the latest: what was uploaded is then opened by nobody
-        # (SECURITY.md rule 10).
+        # (security rule 10).
         await asyncio.to_thread(self._group_keys.end, finished.job)
         await self._gate.session.answer(finished.job, finished.digest, finished.round, "DONE", code)
         # With it go its records, and the processes that read them.

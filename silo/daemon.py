@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from .. import log, metrics
 from ..errors import LocalError
+from ..files.portable import check_runs_daemons
 from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
@@ -37,6 +38,7 @@ async def serve(config: SiloConfig) -> None:
     LocalError also if keys, roster, policy or ledger do not fit together. The folder is locked
     meanwhile, so that no second agent can use it.
     """
+    check_runs_daemons("a silo")
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     address = checked_address(config.coordinator)

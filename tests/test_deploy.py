@@ -4,6 +4,7 @@ import configparser
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,23 @@ def unit(role):
     parser.optionxform = str
     parser.read(DEPLOY / UNITS[role])
     return dict(parser["Service"])
+
+
+def test_the_auditors_distribution_is_the_one_file_of_the_same_release():
+    """CI builds it, and runs tests/verify with it."""
+    folder = DEPLOY / "staddle-verify"
+    ours, whole = (
+        tomllib.loads((place / "pyproject.toml").read_text()) for place in (folder, DEPLOY.parent)
+    )
+    project = ours["project"]
+    assert project["version"] == whole["project"]["version"]
+    (needed,) = project["dependencies"]
+    assert needed in whole["project"]["dependencies"]
+    assert needed.startswith("cryptography>=")
+    assert project["scripts"] == {"staddle-verify": "staddle_verify:main"}
+    assert ours["tool"]["setuptools"]["py-modules"] == ["staddle_verify"]
+    place = folder / ours["tool"]["setuptools"]["package-dir"][""] / "staddle_verify.py"
+    assert place.resolve() == DEPLOY.parent / "staddle_verify.py"
 
 
 @pytest.mark.parametrize("role", UNITS)

@@ -122,9 +122,7 @@ def found(text):
 
 
 PAGES = sorted(
-    {ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")} - {GLOSSARY}
-    if GLOSSARY.exists()
-    else ()
+    {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {GLOSSARY} if GLOSSARY.exists() else ()
 )
 REPORT = product_source.ROOT / "commands" / "report" / "templates" / "report.html"
 TEMPLATES = sorted((ROOT / "commands" / "console" / "templates").glob("*.toml"))

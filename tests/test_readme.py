@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="the tests run witho
 
 
 def pages():
-    return [README, *(ROOT / "docs").glob("*.md")]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
 def test_it_is_a_screen_for_each_reader():

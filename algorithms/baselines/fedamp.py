@@ -40,7 +40,7 @@ part        way   tensors                                         exchange
 
 The initial model cancels in distances, and floats have more bits for what is left. The coordinator
 sees how far each silo's model went, and the distances between them; in the clear the models too. In
-a blind job a silo gets no u_i that leans on few others (SECURITY.md rules 4 and 5), and its own
+a blind job a silo gets no u_i that leans on few others (security rules 4 and 5), and its own
 model stands for it. A silo's model in the end is the one it trained last. Under differential
 privacy all is computed of what was noised.
 """

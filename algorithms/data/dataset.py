@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -321,13 +321,26 @@ def save_npz(path: Path, data: Dataset) -> None:
         raise LocalError(f"{path}: cannot write it: {reason(error)}") from error
 
 
+def bundled(name: Literal["digits", "diabetes", "breast_cancer"]) -> Any:
+    """A set that comes with scikit-learn, as that returns it.
+
+    LocalError where scikit-learn is not installed.
+    """
+    try:
+        from sklearn import datasets  # noqa: PLC0415 - two seconds of import, and an extra
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise  # scikit-learn is there, and lacks something of its own
+        raise LocalError(
+            f"the {name.replace('_', ' ')} records come with scikit-learn, which is not installed;"
+            " pip install 'staddle[examples]'"
+        ) from error
+    return getattr(datasets, f"load_{name}")()
+
+
 @cache
 def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    from sklearn.datasets import (  # noqa: PLC0415 - two seconds of import that only the demo needs
-        load_digits,
-    )
-
-    bunch = load_digits()  # a text that takes 20 ms to parse
+    bunch = bundled("digits")  # a text that takes 20 ms to parse
     # scikit-learn has pixels of 0 … 16.
     return (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_
 
 from ...errors import LocalError
 from ...files.file_bounds import check_fits
+from ...files.portable import OWN_MEMORY
 from ...files.processes import end_with_parent, threadless
 from ..exchange.parts import all_finite
 from ..numerics.devices import CPU
@@ -96,11 +97,10 @@ def _in_rows(records: Iterable[tuple[Tensor, ...]], count: int) -> tuple[Tensor,
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    size, flags = max(1, prod(shape)) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, size, flags=flags)
+    memory = mmap.mmap(-1, max(1, prod(shape)) * dtype.itemsize, **OWN_MEMORY)
     # In large pages, where the system has them: small ones take twice as long to hand out.
     with suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE)  # type: ignore[attr-defined,unused-ignore]
     return torch.frombuffer(memory, dtype=dtype)[: prod(shape)].reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Checks that a weighted sum shows no silo too much of another: SECURITY.md rules 4 and 5.
+"""Checks that a weighted sum shows no silo too much of another: security rules 4 and 5.
 
 They compute in whole numbers, so that all machines judge alike.
 """

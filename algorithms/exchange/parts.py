@@ -39,7 +39,7 @@ REGION = 1 << 19
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MOST_TENSORS = 16_384  # in one transfer: a manifest has a header for each
 UNBOUNDED = (-inf, inf)
-MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
+MIX_BITS = 32  # security rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -69,7 +69,7 @@ class Kind(IntEnum):
 
 
 # Non-negative by nature: their inner products disclose the values up to the order of classes
-# (SECURITY.md rule 2).
+# (security rule 2).
 DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC, Kind.STATISTICS)
 
 
@@ -265,7 +265,7 @@ class Exchanges(Protocol):
         """One recipient's row over the last version of each silo in ``weights``.
 
         ``weights`` may name the recipient too. None where it gets no row: a blind one that would
-        show it too much (SECURITY.md rules 4 to 6).
+        show it too much (security rules 4 to 6).
         """
         ...
 
@@ -402,7 +402,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     exact = [weight / whole * 2**MIX_BITS for weight in weights]
     floors = list(map(int, exact))
 
-    # Silos check that the integers add up exactly (SECURITY.md rule 19), so rounding alone does
+    # Silos check that the integers add up exactly (security rule 19), so rounding alone does
     # not do.
     missing = 2**MIX_BITS - sum(floors)
     # The largest remainders get one more each; indices break ties, the same on every machine.

@@ -98,7 +98,7 @@ class PlainExchange:
     ) -> dict[str, Tensor]:
         """Row sum_j a_j x_j / 2^32, folded in float64.
 
-        The a_j are the integer weights of SECURITY.md rule 19. ``weights`` need not add up to 1;
+        The a_j are the integer weights of security rule 19. ``weights`` need not add up to 1;
         LocalError if none is positive.
         """
         return _weighted(part.tensors, _shares(weights), read, 1.0, self._device)

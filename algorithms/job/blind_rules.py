@@ -35,7 +35,7 @@ from .security import (
     uploaded,
 )
 
-# A word of 64 bits holds a Mix's values and its 2^32 steps of weight (SECURITY.md rule 19).
+# A word of 64 bits holds a Mix's values and its 2^32 steps of weight (security rule 19).
 LARGEST_MIX_CLIP = 30
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # the size of a row in it without its weights, in weights
@@ -244,7 +244,7 @@ def _min_cohort_too_small(job: Draw) -> str:
 
 
 def _needed_for(colluders: int) -> int:
-    # SECURITY.md rule 6: 3c < n.
+    # security rule 6: 3c < n.
     return 3 * colluders + 1
 
 
@@ -258,7 +258,7 @@ def _too_few_for_colluders(job: Draw) -> str:
     )
 
 
-# SECURITY.md rule 1: a static value is exact after enough sums over known cohorts.
+# security rule 1: a static value is exact after enough sums over known cohorts.
 @COHORT.broken_where(_sums_without_anyone, lambda job: not _public_weights(job))
 def _weights_over_changing_silos(_: Draw) -> str:
     return (
@@ -377,7 +377,7 @@ def _draws_change(crossing: Crossing) -> bool:
 
 @CROSSING.broken_where(_draws_change)
 def _what_hardly_changes(crossing: Crossing) -> str:
-    """Over changing silos, only means by declared weights are summed (SECURITY.md rule 1)."""
+    """Over changing silos, only means by declared weights are summed (security rule 1)."""
     for part in crossing.summed:
         # ``sum.mean`` is for models, which change from round to round.
         if part["exchange"] != "sum.mean":
@@ -405,7 +405,7 @@ def _counts_classes_of_few(crossing: Crossing) -> str:
     _mixes, lambda crossing: len(crossing.job.silos) - 1 < crossing.job.min_cohort
 )
 def _mixed_from_too_few(crossing: Crossing) -> str:
-    """Every recipient of a mix can have a row at all (SECURITY.md rule 4)."""
+    """Every recipient of a mix can have a row at all (security rule 4)."""
     return (
         f"part {crossing.mixed!r} is mixed for each silo from at least min_cohort ="
         f" {crossing.job.min_cohort} others, and there are {len(crossing.job.silos) - 1}: nobody"
@@ -413,7 +413,7 @@ def _mixed_from_too_few(crossing: Crossing) -> str:
     )
 
 
-# SECURITY.md rule 19: weights of 32 bits leave so many bits of a word for the values.
+# security rule 19: weights of 32 bits leave so many bits of a word for the values.
 @CROSSING.broken_where(_mixes, lambda crossing: crossing.security.clip_exponent > LARGEST_MIX_CLIP)
 def _mixed_beyond_words(crossing: Crossing) -> str:
     """The words of a mix can hold its values."""
@@ -510,7 +510,7 @@ def _idle_min_holders(crossing: Crossing) -> str:
 
 @CROSSING.broken_where(lambda crossing: crossing.counted)
 def _never_enough_holders(crossing: Crossing) -> str:
-    """Some class can be summed at all (SECURITY.md rule 7)."""
+    """Some class can be summed at all (security rule 7)."""
     job, colluders = crossing.job, crossing.security.colluders
     # The error names the key that set the number.
     holders, key = job.min_cohort, "min_cohort"

@@ -3,7 +3,7 @@
 A blind job of a method that sums rows by class (``by_class``) runs as this method around it
 (job.py), and the method itself knows nothing of it. Round 0 asks every silo which classes it has
 records of, 0 or 1 each; nothing trains. Their sum, the holders of each class, comes down in every
-later round, and round r is the method's round r - 1. Silos upload a row only where, as SECURITY.md
+later round, and round r is the method's round r - 1. Silos upload a row only where, as security
 rule 7 has it::
 
     holders ≥ min_holders + lost + c

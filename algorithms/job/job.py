@@ -515,7 +515,7 @@ class Job:
         """The job as silos run it: their draws follow from the whole job, not from its seed.
 
         So no two jobs train alike, and the sums of two jobs that differ by one silo do not reveal
-        that silo's values (SECURITY.md rule 35). In a simulation, compared methods share what the
+        that silo's values (security rule 35). In a simulation, compared methods share what the
         seed draws.
         """
         if is_program(self.model.name):
@@ -674,7 +674,7 @@ class Job:
     def min_holders(self) -> int:
         """Fewest holders of a class whose rows are summed, besides colluders.
 
-        It is ``min_cohort`` unless the job sets it (SECURITY.md rule 7).
+        It is ``min_cohort`` unless the job sets it (security rule 7).
         """
         return self.security.min_holders or self.min_cohort
 
@@ -784,7 +784,7 @@ class Job:
 
     @property
     def fewest(self) -> int:
-        """Fewest silos of a sum of a blind job (SECURITY.md rule 6).
+        """Fewest silos of a sum of a blind job (security rule 6).
 
         With c colluders it has more than 3c silos, so fewer than a third of them collude.
         """
@@ -824,7 +824,7 @@ class Job:
             return split(self.silos, self._batching[0])
 
         # Sums of what hardly changes between rounds, such as the classes of a silo, are over all
-        # silos: over several sets they would reveal single silos (SECURITY.md rule 1).
+        # silos: over several sets they would reveal single silos (security rule 1).
         if self._sums_more_than_means:
             return (self.silos,)
 
@@ -934,7 +934,7 @@ class Job:
             return self.silos
 
         # From the job's root, not from anything that the coordinator chooses: silos draw the cohort
-        # again and compare (SECURITY.md rule 36).
+        # again and compare (security rule 36).
         rng = stream(self.root, "", round_, "cohort")
         if self.batched:
             numbers = _drawn(rng, len(self.batches), self._batching[1])

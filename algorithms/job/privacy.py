@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..course import Effort
     from .job import Job
 
-# SECURITY.md rule 25: a round that crashed is spent, and its retry takes noise that was planned.
+# security rule 25: a round that crashed is spent, and its retry takes noise that was planned.
 SLACK = Decimal("0.05")
 SIGMA_STEP = Decimal("0.001")
 MOST_STEPS = 10**9

@@ -9,7 +9,7 @@
 
 Under "required" nobody can open what a silo uploads, only sums over the silos of a round. A value
 that does not change between rounds must not enter sums over varying sets of silos: two such sums
-reveal it (SECURITY.md rule 1). A value that does change reveals single silos too, over many rounds.
+reveal it (security rule 1). A value that does change reveals single silos too, over many rounds.
 So sums are of whole fixed batches of silos (batches.py), and of all silos where more than weighted
 means is summed. A lost silo costs the round its batch, or all of it where there is one alone.
 ``dropouts = "any"`` continues without it, at that price. Mixed parts cross under pads that the
@@ -234,7 +234,7 @@ def _names(parts: Iterable[SchemaPart]) -> set[str]:
 
 
 def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
-    """First round and part of each upload without a blind form (SECURITY.md rule 2)."""
+    """First round and part of each upload without a blind form (security rule 2)."""
     for phase in schema:
         for part in filter(_visible, phase["up"]):
             yield phase["from_round"], part
@@ -242,7 +242,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 def _visible(part: SchemaPart) -> bool:
     """True if the coordinator would see a part, or inner products that disclose it."""
-    # For these kinds, inner products disclose the values as well (SECURITY.md rule 2).
+    # For these kinds, inner products disclose the values as well (security rule 2).
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 

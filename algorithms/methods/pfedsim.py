@@ -46,7 +46,7 @@ which take weights that are known before the round, over what is given in it
   its own. Nobody gets a row for its first round of the phase, either.
 - The row is over the others. A silo keeps the part Φ_ii / Σ_j Φ_ij of its own extractor, which
   leaves it in no row.
-- A row that leans on one silo for more than half, or on few, is not made (SECURITY.md rules 4 and
+- A row that leans on one silo for more than half, or on few, is not made (security rules 4 and
   5), and that silo keeps its own extractor.
 - The specification of a round names the weights of all its rows, so each silo of the round reads
   who is like whom.

@@ -45,7 +45,7 @@ class Random(Protocol):
 class ReservedSteps(Protocol):
     """Steps that were set aside before the first of them is taken.
 
-    A round that crashes has spent all of them, since nobody can know which it used (SECURITY.md
+    A round that crashes has spent all of them, since nobody can know which it used (security
     rule 25).
     """
 

@@ -12,7 +12,7 @@ silo_round.py has the steps that all jobs share.
     metrics  test counts with noise, or zeros
 
 So a round releases only what it has reserved for, and what is computed from that. The counts follow
-SECURITY.md rules 21 and 22: the divisor of a step is q times their sum, and a class counts as
+security rules 21 and 22: the divisor of a step is q times their sum, and a class counts as
 absent where the noise could have made its count.
 """
 
@@ -65,7 +65,7 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
     known = torch.zeros(cells(job.task, job.model.width), dtype=torch.int64)
     if counts is not None:
         known = counts.counts
-    # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21). Steps are of
+    # Records are counted by the noisy counts too, never exactly (security rule 21). Steps are of
     # drawn records, so their number and size follow from the rate and these counts.
     samples, rate = max(int(known.sum()), 1), job.private.sample_rate
     return Facts(
@@ -164,7 +164,7 @@ class PrivateRound:
         self._counting = job.counting
         sigma = signed_sigma(job)
 
-        # Everything after this knows the records by these counts alone (SECURITY.md rule 21).
+        # Everything after this knows the records by these counts alone (security rule 21).
         counts = release_counts(job, round_, data, private)
         check_counts(job, silo, counts)
         self.facts = noisy_facts(job, silo, round_, counts)
@@ -179,7 +179,7 @@ class PrivateRound:
         self._effort, self._measured = method.effort(round_), PUBLIC
 
         # The divisor is q times the noisy count: the number of records drawn would tell of them
-        # (SECURITY.md rule 22).
+        # (security rule 22).
         table = self._table
         mechanism = Mechanism(
             clip=table.clip,

@@ -133,7 +133,7 @@ def local_round(
     began = state.parts
 
     # A model that is made to leak copies records into the first step, so it is checked before that
-    # (SECURITY.md rule 38).
+    # (security rule 38).
     if caution is not None:
         layers = partial(computed, options=job.model.lora)
         caution.check(held.steps, held.parts, began, replaced(delivered), round_, layers)

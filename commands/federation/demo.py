@@ -17,6 +17,7 @@ from ...algorithms.data.dataset import digits
 from ...algorithms.job.job import Job
 from ...algorithms.partition.draw import dirichlet
 from ...errors import AbortedError, LocalError
+from ...files.portable import check_runs_daemons
 from ...security.dp.rdp import shown
 from ...security.identity import roster as rosters
 from ...security.ledger.audit import ledger_folder, verify
@@ -25,6 +26,7 @@ from ...security.ledger.reconcile import reconcile
 from ...security.log.head import own_log_key
 from ...silo import config
 from ...silo.admission import budget as silo_budget
+from ...simulator.report.style import can_draw
 from ..console import printer
 from ..console.job_example import MODEL, SETTINGS
 from ..console.printer import PrintedTable, Progress, Screen, TaskID
@@ -79,6 +81,8 @@ def demo(
     for that. With --private each job trains with noise, and each silo's budget says what that cost.
     """
     screen = Screen()
+    check_runs_daemons("a federation")
+    digits()  # before a folder is made: LocalError where they are not installed
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     # Kept even without --keep, so that ledgers and logs can be read afterwards.
@@ -326,6 +330,9 @@ class Demo:
             for at, (method, name) in enumerate(zip(self._methods, names, strict=True))
         ]
         tested = {silo: own[0]["final"]["tested"] for silo, own in reports.items()}
+        if not can_draw():
+            self._screen.show("no picture, which matplotlib draws; pip install 'staddle[plots]'")
+            return
         path = self._federation.folder / PICTURE
         path.write_bytes(svg(results, tested))
         self._screen.show(f"A picture of this: {path}")

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from ...simulator.report.style import COLOURS, percent, picture, within
 from ..console.output import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LINE, DOTS = COLOURS[1], COLOURS[0]
 WIDTH, HEIGHT = 8.5, 3.2  # inches
@@ -30,7 +32,7 @@ def svg(results: Sequence[MethodResult], tested: Mapping[str, int]) -> bytes:
     numbers.
     """
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         accuracy, left = figure.subplots(1, 2)
         _draw_accuracy(accuracy, results, tested)
         _draw_left(left, results)
@@ -38,7 +40,9 @@ def svg(results: Sequence[MethodResult], tested: Mapping[str, int]) -> bytes:
     return picture(WIDTH, HEIGHT, draw, form="svg")
 
 
-def _draw_accuracy(axes: Axes, results: Sequence[MethodResult], tested: Mapping[str, int]) -> None:
+def _draw_accuracy(
+    axes: "Axes", results: Sequence[MethodResult], tested: Mapping[str, int]
+) -> None:
     records = sum(tested.values())
     shares = [sum(each.correct.values()) / records for each in results]
     silos = [[each.correct[silo] / of for silo, of in tested.items()] for each in results]
@@ -61,7 +65,7 @@ def _draw_accuracy(axes: Axes, results: Sequence[MethodResult], tested: Mapping[
     axes.set_title(f"Accuracy on {records} held-out records, all and per silo")
 
 
-def _draw_left(axes: Axes, results: Sequence[MethodResult]) -> None:
+def _draw_left(axes: "Axes", results: Sequence[MethodResult]) -> None:
     parts = list(dict.fromkeys(chain.from_iterable(each.left for each in results)))
     base = [0] * len(results)
     for number, part in enumerate(parts):

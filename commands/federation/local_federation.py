@@ -133,7 +133,7 @@ def blind_where_it_can(
     or with the training records of ``shards`` declared where a method compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
-    # The default of one assumed colluder takes more than three silos (SECURITY.md 6).
+    # The default of one assumed colluder takes more than three silos (security rule 6).
     if len(job.silos) <= FEWEST:
         return dict(document)
     declares = job.method().compares_labels

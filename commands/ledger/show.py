@@ -101,7 +101,7 @@ def _print(left: Sequence[LedgerMessage], others: Sequence[tuple[VerifiedLine, O
     rows, sizes = [], []
     for message in left:
         rows.append(_row(message))
-        # As declared: a message without a digest counts in full (SECURITY.md 27).
+        # As declared: a message without a digest counts in full (security rule 27).
         sizes.append(message.intent.message.bytes)
     for line, record in others:
         rows.append(_row_of_other(line, record))

@@ -102,7 +102,7 @@ def _cut_short(messages: Iterable[LedgerMessage]) -> str:
     assumed = 0
     for message in messages:
         if not message.digested:
-            # A message that was cut short counts in full (SECURITY.md 27).
+            # A message that was cut short counts in full (security rule 27).
             assumed += message.intent.message.bytes
     if not assumed:
         return ""

@@ -20,6 +20,7 @@ from ...simulator.experiment.plan import Population, Run
 from ...simulator.experiment.population import populate
 from ...simulator.experiment.runs import chosen_methods, runs
 from ...simulator.report.report import write_report
+from ...simulator.report.style import NOT_DRAWN, can_draw
 from ...simulator.run import out_folder
 from ...simulator.run.runner import complete
 from ...simulator.run.tensorboard import check_installed
@@ -30,8 +31,9 @@ from ..console.printer import Screen
 from . import results
 from .progress import named, shown
 
-# SIGHUP as well: closing the terminal is like Ctrl-C, and the same command resumes.
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGHUP as well: closing the terminal is like Ctrl-C, and the same command resumes. Windows has
+# none.
+ENDS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ def simulate(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.toml", help="The experiment: a job file with data, a partition, methods."
+            metavar="FILE.toml",
+            help="The experiment: a job file with data, a partition, methods; staddle simulate init"
+            " FILE.toml writes an example.",
         ),
     ],
     out: Annotated[
@@ -255,6 +259,8 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     table = results.results_table(finished)
     printer.show(printer.PrintedTable(table.columns, table.rows))
     screen.show(f"{table.meaning}; all measures, and pictures: {summary}")
+    if not can_draw():
+        screen.show(NOT_DRAWN)
 
 
 def _labels(prepared: Prepared) -> list[str]:

@@ -108,7 +108,7 @@ class HiddenUploadStore:
         here = self._here.get((round_, name, silo))
         if here is None:
             return True
-        # A silo that was restarted takes a new seed for what it has not signed (SECURITY.md 10).
+        # A silo that was restarted takes a new seed for what it has not signed (security rule 10).
         replaces = name in self.lines and here.version is None
         return replaces and here.context != context
 
@@ -167,7 +167,7 @@ class HiddenUploadStore:
             raise _refused(silo, Code.ORDER, why)
 
         # (2) It is that version, and newer than those that were signed in other rounds: one number
-        # twice would be one pad over two uploads (SECURITY.md 10).
+        # twice would be one pad over two uploads (security rule 10).
         if version.attempt or version.context(line) != here.context:
             why = f"signs version {version.number}, its upload is bound to another one"
             raise _refused(silo, Code.UPLOAD, why)

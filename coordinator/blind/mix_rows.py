@@ -113,7 +113,7 @@ class Planning:
             return None
 
         # Integers that add up to 2^32 exactly, of which the recipient's own part is never sent
-        # (SECURITY.md 5, 19).
+        # (security rules 5, 19).
         integers = dict(zip(counted, integer_weights(list(counted.values())), strict=True))
         own = integers.pop(recipient, 0)
         shares = [
@@ -132,7 +132,7 @@ class Planning:
         # The same row, fetched again after a lost connection, reveals nothing new.
         if row.digest() == memory.last:
             return planned, memory
-        # The recipient checks the same rules (SECURITY.md 4, 5): do not make a row that it would
+        # The recipient checks the same rules (security rules 4, 5): do not make a row that it would
         # refuse.
         if why := fault(recipient, own, shares, memory, self._terms):
             log.event("row.withheld", job=self._job.name, part=part, silo=recipient, why=why)
@@ -187,7 +187,7 @@ def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
     given = [loaded(silo, signed[silo]) for silo in weights]
     # Only the letter that is sealed to this recipient.
     summands = tuple(WireSummand(each.upload, letter_for(recipient, each.pieces)) for each in given)
-    # Tags are linear: combined with the row's integers, they give the row's tag (SECURITY.md 8).
+    # Tags are linear: combined with the row's integers, they give the row's tag (security rule 8).
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(
         planned.part, planned.row.signed_bytes(), planned.signature, summands, tag, planned.keep

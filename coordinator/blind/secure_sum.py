@@ -568,7 +568,7 @@ class SecureSum:
 
     def _needs_no_notes(self, state: CoordinatorState) -> bool:
         """Whether the next attempt may begin, or no more silos can give up this one."""
-        # Notes show that no sum with words that left can be opened any more (SECURITY.md 17).
+        # Notes show that no sum with words that left can be opened any more (security rule 17).
         # Evidence, a spoiled sum and whole batches allow the next attempt without them.
         if state.evidence or state.spoiled or self._regroups:
             return True
@@ -584,7 +584,7 @@ class SecureSum:
         if only := self._repeating:
             return self._is_final_repeated(state, guilty, only)
 
-        # Whoever signed survivors takes part in no other attempt (SECURITY.md 17).
+        # Whoever signed survivors takes part in no other attempt (security rule 17).
         left = without(state.spec.cohort, {*state.survivals, *guilty})
         if not self._setting.together:
             return not self._can_survive(left)

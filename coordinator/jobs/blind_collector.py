@@ -354,7 +354,7 @@ class BlindCollector(Collector):
                 run.deliveries(round_, silo), run.job.down(round_), silo
             )
         # Before a word of them leaves: after a crash the recipient might otherwise get other rows
-        # over the same versions, which together show more (SECURITY.md 4).
+        # over the same versions, which together show more (security rule 4).
         if memories:
             with self._daemon.writing():
                 self._database.save_memories(run.job.name, memories)
@@ -452,7 +452,7 @@ class BlindCollector(Collector):
             self._run.store.discard_hidden(before.round)
 
     def expire(self) -> None:
-        """The job is over: nothing padded is in the database any more (SECURITY.md rule 10).
+        """The job is over: nothing padded is in the database any more (security rule 10).
 
         Call it after the database has dropped the rows.
         """

@@ -252,7 +252,7 @@ class Collector(ABC):
         """Follow a step of the job, once the database has it."""
 
     def expire(self) -> None:  # noqa: B027
-        """The job is over: remove what nobody may open any more (SECURITY.md rule 10)."""
+        """The job is over: remove what nobody may open any more (security rule 10)."""
 
 
 def not_awaited(silo: str, job: Job, round_: int) -> RefusedError:

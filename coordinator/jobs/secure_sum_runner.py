@@ -133,7 +133,7 @@ class SecureSumRunner:
         # Where no model is summed, whatever comes down is no part of the sum.
         if plan.sums_no_model:
             return plan.model_digest((), ())
-        # One digest for the whole cohort is in every mask key (SECURITY.md 1.3): the masks of silos
+        # One digest for the whole cohort is in every mask key (security rule 16): masks of silos
         # that received different models do not cancel.
         for silo in effect.cohort:
             sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]

@@ -155,7 +155,7 @@ class RoundDeadline:
 class Unkeyed:
     """The key that the silos of a keyed job share fits no more.
 
-    The roster has changed: each roster begins a new key epoch (SECURITY.md 13).
+    The roster has changed: each roster begins a new key epoch (security rule 13).
     """
 
     reason: str

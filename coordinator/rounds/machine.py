@@ -624,7 +624,7 @@ def _folded(state: JobState, event: Folded) -> Step:
     members, after = state.members, event.round + 1
     closed = LogEvent("round.closed", {"round": event.round, "members": members})
     # Whoever may have signed a sum trains on from there: from the same state as before, two sums
-    # would show the difference of two sets of silos (SECURITY.md 34).
+    # would show the difference of two sets of silos (security rule 34).
     trained = state.signed.union(members, *state.spoiled)
     state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), after)})
     # The last round's results go down when silos finish the job.

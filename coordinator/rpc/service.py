@@ -406,7 +406,7 @@ class Service:
             case OfferTask():
                 return pb.Task(offer=pb.Offer(**job, signed_job=run.signed))
             case RoundTask(round_, cohort, counted):
-                # Signed heads of the others: who holds one witnesses a rollback (SECURITY.md 30).
+                # Signed heads of the others: who holds one witnesses a rollback (security rule 30).
                 heads = self._daemon.receiving.heads.others(silo, run.job.silos)
                 opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
                 return pb.Task(round=opened)

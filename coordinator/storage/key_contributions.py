@@ -38,7 +38,7 @@ class KeyContributions:
 
     def fault(self, job: Job) -> str:
         """Why a keyed job cannot continue under this roster, and what to do; "" if it can."""
-        # A group key is of one roster: each change of it begins a new epoch (SECURITY.md 13).
+        # A group key is of one roster: each change of it begins a new epoch (security rule 13).
         gone = sorted(set(job.silos) - self._roster.silo_ids)
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:

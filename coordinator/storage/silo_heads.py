@@ -63,7 +63,7 @@ class SiloHeads:
         """The checkpoints of the other ones of these silos, as far as they are held.
 
         In the order of ``silos``, as they were signed. With them this silo can witness a rollback
-        (SECURITY.md 30).
+        (security rule 30).
         """
         others = without(among(silos, self._held), (silo,))
         return [self._held[other].note for other in others]

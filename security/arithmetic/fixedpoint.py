@@ -1,7 +1,7 @@
 """Numbers as integers mod 2^b, b = 32 or 64, so that masks hide them and sums of them are exact.
 
 A silo sends q = rint(w · clip_C(x) · 2^e) in two's complement: clipped first, then weighted
-(SECURITY.md rule 15). C = 2^clip_exponent, and 2^e is the largest power of two with 2^e · B ≤
+(security rule 15). C = 2^clip_exponent, and 2^e is the largest power of two with 2^e · B ≤
 2^(b-1) - 1 - n, where n silos are in the cohort and B bounds |Σ w x|. Then no sum wraps::
 
     weights  w of a silo           B    |Σ q| ≤ Σ (w C 2^e + 1/2) ≤ B 2^e + n/2 < 2^(b-1)
@@ -247,7 +247,7 @@ def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -
     The caller has checked the values. ``weight`` is one number, or one per value.
     """
     # Clipped before it is weighted: a product that is clipped overflows the sum while the canaries
-    # stay intact (SECURITY.md rule 15).
+    # stay intact (security rule 15).
     clip, scale = group.clip, 2.0**group.scale_exponent
     signed = into.view(SIGNED[group.ring])
     clipped = np.empty(min(BLOCK, values.size), values.dtype)

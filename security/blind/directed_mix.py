@@ -1,4 +1,4 @@
-"""``Mix`` by groups of a round's secure sum that one silo each opens: SECURITY.md rule 9.
+"""``Mix`` by groups of a round's secure sum that one silo each opens: security rule 9.
 
 Such a group (``Group.reader`` is the silo) is one recipient's row: its counts are the integer
 weights of the row, and besides the masks of the sum each sender has a pad on its numbers that the

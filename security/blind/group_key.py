@@ -1,5 +1,5 @@
 """The key that all silos of a job share and the coordinator, which relays it, never has:
-SECURITY.md rule 13.
+security rule 13.
 
 Each silo contributes 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh
 X25519 key, public half, for what is sealed to it within the job. It signs both. What they make, in
@@ -17,7 +17,7 @@ others that made another key, and give nothing under it.
 
 The seeds of a Mix are sealed to prekeys (padded_mix.py), to this first one and then to later
 generations (prekeys.py). Silos erase the files of the private halves, all of them by the job's end:
-what was uploaded is opened by nobody then, whatever other key of theirs is taken later (SECURITY.md
+what was uploaded is opened by nobody then, whatever other key of theirs is taken later (security
 rules 10 and 11).
 """
 

@@ -33,7 +33,7 @@ def mix_group(name: str, elements: int, clip_exponent: int) -> Group:
 
     LocalError if its clip leaves no bit behind the point.
     """
-    # |Σ a q| ≤ 2^62 with weights that add up to 2^32, so that no row wraps (SECURITY.md rule 19).
+    # |Σ a q| ≤ 2^62 with weights that add up to 2^32, so that no row wraps (security rule 19).
     if clip_exponent > LARGEST_CLIP:
         raise LocalError(
             f"group {name!r}: a Mix holds values up to 2^{LARGEST_CLIP}, not 2^{clip_exponent}"

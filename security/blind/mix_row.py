@@ -1,6 +1,6 @@
 """The checks of a recipient before it opens a row of a one-upload ``Mix``.
 
-Nobody else can make them (SECURITY.md 4, 5, 10, 39).
+Nobody else can make them (security rules 4, 5, 10, 39).
 
 The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON,
 here broken and cut::

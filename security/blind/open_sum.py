@@ -102,7 +102,7 @@ def open_group(
         unpad(group, words, [silo_pad(key, ctx, silo, spec.prg) for silo in claim.survivors])
 
     # The tag is checked before the words mean anything: a coordinator that shifts a few of them
-    # would otherwise steer the model of every silo (SECURITY.md rule 8).
+    # would otherwise steer the model of every silo (security rule 8).
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)

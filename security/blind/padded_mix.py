@@ -1,6 +1,6 @@
 """``Mix`` by one upload: a silo sends its vector once, hidden, and recipients open rows alone.
 
-In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10
+In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (security rules 10
 and 19)::
 
     silo j sends        y_j = q(x_j) + PRG(seed_j)           q(x) = rint(clip(x) 2^e), e = 62 - 32 -
@@ -331,7 +331,7 @@ class Opening:
         )
 
         # Σ a_j T_j less Σ a_j pad_j: with any other weights, or a word that was changed, no tag
-        # fits (SECURITY.md rule 8).
+        # fits (security rule 8).
         padded = [
             TagPads(s.upload.version.silo, s.upload.version.context(self._line), s.weight)
             for s in self._summands

@@ -114,7 +114,7 @@ class RoundPlan:
                        later round
 
     Each round of a blind job is summed before the next begins, so a delivery without a part of
-    ``summed_before`` hides a sum that silos know to be open (SECURITY.md rule 34).
+    ``summed_before`` hides a sum that silos know to be open (security rule 34).
     """
 
     whole: "JobPlan"

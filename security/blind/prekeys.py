@@ -2,7 +2,7 @@
 
 A silo's prekey of generation 0 stands in its contribution to the job's key (group_key.py). With
 each padded upload that it signs it publishes one of the next generation, signed and bound to that
-upload (SECURITY.md rules 10 and 11)::
+upload (security rules 10 and 11)::
 
     signed   framed(MIX_PREKEY, ctx of the upload, root of the seed that it sealed, generation, key)
 

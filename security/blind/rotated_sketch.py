@@ -2,7 +2,7 @@
 
 The map of a count-sketch (algorithms/exchange/count_sketch.py) comes from the key that the
 coordinator lacks, and a secret rotation comes after it: a sketch alone shows the magnitudes of a
-vector's coordinates (SECURITY.md rule 14)::
+vector's coordinates (security rule 14)::
 
     S(x)_b = Σ_{i: h(i) = b} s(i) x_i      h(i), s(i) from the stream (masks.py) of the sketch's key
     sent     Q S(x), Q [k, k]              rotation.py

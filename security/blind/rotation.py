@@ -2,7 +2,7 @@
 
 All silos make Q from the key that the coordinator lacks, once for each (epoch, job, round, attempt,
 tensor group, class), and send Q v: inner products are those of the v, to about d · 2^-53
-(SECURITY.md rules 2 and 14). Q is Haar, so a Gram is all that Q v tells. It is built from the
+(security rules 2 and 14). Q is Haar, so a Gram is all that Q v tells. It is built from the
 inside, where u_m is uniform on the sphere of dimension m::
 
     Q_1 = ±1,  Q_m = s H (1 ⊕ Q_(m-1)) with H = I - 2 w wᵀ / wᵀw, w = g + sign(g_1) ‖g‖ e_1, s =
@@ -150,7 +150,7 @@ def check_vectors(part: str, vectors: Reals) -> None:
     )
 
     # From the Gram of histograms they came back up to the order of classes, with a median error of
-    # 0.0005 at 50 silos (SECURITY.md rule 2).
+    # 0.0005 at 50 silos (security rule 2).
     one_sided = (vectors >= 0).all(axis=1) ^ (vectors <= 0).all(axis=1)
     if one_sided.any():
         raise LocalError(

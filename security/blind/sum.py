@@ -116,7 +116,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             # a presence is 0 or 1, whatever counts the job declares
             own = most if most <= 1 else bounds.most
             least = bounds.least if own > 1 else 1
-            # A silo of little weight loses bits, of which ring 32 has none to spare (SECURITY.md
+            # A silo of little weight loses bits, of which ring 32 has none to spare (security
             # rule 18).
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(

@@ -45,7 +45,7 @@ class Randomness:
 
     def __init__(self, draw: Draw = os.urandom) -> None:
         # Fresh for each step, whatever seed the job has: the coordinator knows that seed, and could
-        # make the noise again and subtract it (SECURITY.md section 2.3).
+        # make the noise again and subtract it.
         key = draw(KEY_BYTES)
         self._stream = Keystream(key, 0)
         self._words = np.empty(_WORDS, "<u8")

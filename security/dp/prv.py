@@ -72,7 +72,7 @@ def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> 
         segments = _segments(question.events)
 
         # Opacus's accountant fails for an empty history and for noise of 0; with more segments it
-        # takes minutes and gigabytes (SECURITY.md section 2.6).
+        # takes minutes and gigabytes.
         trivial = bound in (0, math.inf)
         if not trivial and len(segments) <= SEGMENTS and question.delta >= LEAST_DELTA:
             put.append((len(found), bound))

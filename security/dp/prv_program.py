@@ -6,21 +6,27 @@ Questions come on standard input as JSON; for each a line goes to standard outpu
 
 import json
 import math
-import resource
 import sys
 from pathlib import Path
 
 from opacus.accountants import PRVAccountant
 
+STATM = Path("/proc/self/statm")
+
 
 def limit(seconds: int, memory: int) -> None:
     """End with a signal after so much time on a processor.
 
-    Refuse memory beyond this, the libraries aside.
+    Refuse memory beyond this, the libraries aside. Only Linux says how much these take; elsewhere
+    the time-out of prv.py alone ends the process.
     """
+    if not STATM.exists():
+        return
+    import resource  # noqa: PLC0415 - Windows has none
+
     # The kernel enforces both: a computation inside a library cannot be interrupted otherwise.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    libraries = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    libraries = int(STATM.read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (libraries + memory, libraries + memory))
 
 

@@ -99,7 +99,7 @@ class RosterEntry(Strict):
     id: Id
     role: Role
     organisation: Title
-    # the organisation that runs the member's host: SECURITY.md rules 11 and 12
+    # the organisation that runs the member's host: security rules 11 and 12
     host_operator: Title
     certificate: Annotated[str, Field(max_length=8192)]
     spki_sha256: Hex32
@@ -213,8 +213,7 @@ def create_keys(
             f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as"
             " 'hospital-a'"
         )
-    # P-256, since gRPC's TLS library offers no Ed25519 certificates by default (SECURITY.md
-    # section 1.4).
+    # P-256, since gRPC's TLS library offers no Ed25519 certificates by default.
     tls = generate_private_key(SECP256R1())
     protocol, log, exchange = (
         Ed25519PrivateKey.generate(),

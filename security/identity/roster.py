@@ -146,7 +146,7 @@ class Roster(Strict):
     def in_one_hand(self) -> tuple[str, ...]:
         """The ids, sorted, of silos that whoever runs the coordinator, or its host, runs too."""
         # Such an organisation has the coordinator's messages and a silo's keys, so it can read what
-        # is hidden only from a coordinator without a silo (SECURITY.md rule 12). Whoever runs a
+        # is hidden only from a coordinator without a silo (security rule 12). Whoever runs a
         # host has its keys.
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
         return tuple(

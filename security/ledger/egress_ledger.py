@@ -288,7 +288,7 @@ class Ledger:
         record = line.record
         match record["type"]:
             # Bytes count from the intent on: after a crash nobody knows how many of them left, so
-            # all of them count against the policy's limits (SECURITY.md rule 27).
+            # all of them count against the policy's limits (security rule 27).
             case "egress.intent":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
                 # A padded or rotated part is a message of its own, with attempts of its own.

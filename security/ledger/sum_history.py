@@ -1,4 +1,4 @@
-"""Values that opened sums of one data set reveal together, over all jobs: SECURITY.md rules 33, 35.
+"""Values that opened sums of one data set reveal together, over all jobs: security rules 33, 35.
 
 A silo has the same number of records, and of the same classes, in every job. So the sums over {a,
 b, c, d, e} and over {a, b, d, e} tell those of c exactly. Several sums may do so where no two of

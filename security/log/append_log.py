@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import canonical_json, sync_directory, unwritable, write_atomic
+from ...files.portable import sync_data
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, VerifiedLine, leaf_hash, nonce_of
 from .consistency import Consistency
 from .head import EVERY, Agreement, HeldHead, Signer, disagreement, stored_by
@@ -288,7 +289,7 @@ class AppendLog:
             raise OSError(errno.ENOSPC, "only a part was written")
         # The length is synced with the data; nobody reads the file's times.
         if durable:
-            os.fdatasync(self._file)
+            sync_data(self._file)
 
     def _rotate(self) -> None:
         """Go on in a new segment; the old one is durable first, so that nothing is ever missing
@@ -299,7 +300,7 @@ class AppendLog:
         if self._number >= MAX_SEGMENTS:
             raise OSError(errno.EFBIG, f"{MAX_SEGMENTS} segments are full")
         if self._file >= 0:
-            os.fdatasync(self._file)
+            sync_data(self._file)
         path = segment(self.folder, self._number + 1)
         # O_EXCL: a segment of this number that exists already is not ours.
         following = os.open(
@@ -321,7 +322,7 @@ class AppendLog:
         note = self.signer.sign(size, self._tree.root())
         try:
             if self._file >= 0:
-                os.fdatasync(self._file)
+                sync_data(self._file)
             write_atomic(self.folder / CHECKPOINT, bytes(note))
         except OSError as error:
             raise self._fail(unwritable(error)) from error
@@ -422,7 +423,7 @@ class AppendLog:
             # Copied before it is cut: a crash in between leaves the tail in both places.
             _append_file(torn(reading.last), reading.torn)
             os.ftruncate(self._file, reading.size)
-            os.fdatasync(self._file)
+            sync_data(self._file)
 
 
 def _unseen(line: VerifiedLine) -> None:

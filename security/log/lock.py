@@ -1,6 +1,5 @@
 """One process a state folder, one writer a ledger."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import unwritable
+from ...files.portable import lock
 
 TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
 
@@ -29,7 +29,7 @@ def locked(folder: Path) -> Iterator[None]:
         # Retried: ``held`` takes a shared lock for an instant, which must not keep a daemon from
         # starting.
         for _ in range(TRIES):
-            if _taken(descriptor, folder / "LOCK", fcntl.LOCK_EX):
+            if _taken(descriptor, folder / "LOCK"):
                 break
             time.sleep(WAIT)
         else:
@@ -46,7 +46,7 @@ def hold(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if _taken(descriptor, path, fcntl.LOCK_EX):
+        if _taken(descriptor, path):
             return descriptor
     except LocalError:
         os.close(descriptor)
@@ -72,15 +72,15 @@ def held(folder: Path) -> bool:
             f"{folder / 'LOCK'}: cannot read it: {reason(error)}; ask its owner"
         ) from error
     try:
-        return not _taken(descriptor, folder / "LOCK", fcntl.LOCK_SH)
+        return not _taken(descriptor, folder / "LOCK", shared=True)
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int, path: Path, how: int) -> bool:
+def _taken(descriptor: int, path: Path, *, shared: bool = False) -> bool:
     """True if this process has the lock now; LocalError where the file system has no locks."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        lock(descriptor, shared=shared)
     except BlockingIOError:
         return False
     except OSError as error:

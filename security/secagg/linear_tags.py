@@ -1,7 +1,7 @@
 """Linear tags: silos see that the coordinator delivers the sum of what they sent, unaltered.
 
 There is one tag per group of tensors, over the field of p = 2^64 - 59. Its coefficients come from
-the key that all silos share and the coordinator lacks (SECURITY.md rule 8). Number k stands in row
+the key that all silos share and the coordinator lacks (security rule 8). Number k stands in row
 r = ⌊k / 512⌋ and column c = k mod 512 of a table::
 
     H(q)                 Σ_r β_r Σ_c α_c q_rc         mod p       linear in q

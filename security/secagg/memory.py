@@ -1,6 +1,6 @@
 """A silo's memory of one secure sum across rounds, attempts and restarts.
 
-SECURITY.md rules 17, 18, 33 and 34. Kept by instance (``Frame.instance``), and durable before the
+Security rules 17, 18, 33 and 34. Kept by instance (``Frame.instance``), and durable before the
 message that it is about leaves; canonical JSON, here cut::
 
     {"abandoned":false,"attempt":1,"ctx":"5c1f…","pending":[{"colluders":1,"ctx":"5c1f…","members":["a","b","c","d"],
@@ -133,7 +133,7 @@ class Memory(Strict):
         silo back.
         """
         # Rolled back to one state each round, with another silo left out of each sum, five sums
-        # gave five models to 6e-8 (SECURITY.md rule 33).
+        # gave five models to 6e-8 (security rule 33).
         why = (
             f"says that this silo's rounds count up to round {start - 1}, and this silo signed the"
             f" survivors of round {self.signed_round}, whose sum may be open; no second sum is made"

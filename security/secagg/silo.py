@@ -301,7 +301,7 @@ def _deal(
         why = f"passes on a key twice, the second time of {twin.silo!r}"
         raise RefusedError(COORDINATOR, Code.KEYS, why)
 
-    # (5) Enough are left: a sum over few is nearly one silo's values (SECURITY.md rule 6).
+    # (5) Enough are left: a sum over few is nearly one silo's values (security rule 6).
     _check_size(state, members, "U1", Code.KEYS)
 
     # (6) Each other member gave us a key to seal to, and signed it.

@@ -198,7 +198,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Terms:
-    """A silo's conditions on every secure sum; the defaults are those of SECURITY.md rule 6.
+    """A silo's conditions on every secure sum; the defaults are those of security rule 6.
 
     The silos of each of ``batches`` are in a sum together or not at all; without batches, any silo
     may be missing. ``excused`` silos, which evidence shows to have broken the rules (evidence.py),

@@ -117,7 +117,7 @@ def checked_cohort(
 ) -> tuple[str, ...]:
     """The silos of a round, sorted.
 
-    PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36). Some of those
+    PeerError for a cohort that the job does not draw for it (security rule 36). Some of those
     drawn may be missing, because they left the roster or declined the job.
     """
     where = f"asks for round {round_} of job {job.name!r} with a cohort"

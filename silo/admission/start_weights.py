@@ -6,7 +6,7 @@ delivery's.
 
 From one start, a silo makes nearly the same first step in every job. So the sums of two jobs tell
 nearly what the silos contributed that are in one of them alone. Draws that differ from job to job
-(SECURITY.md rule 35) do not hide that; only noise does. One file is enough for two jobs to begin
+(security rule 35) do not hide that; only noise does. One file is enough for two jobs to begin
 alike: whoever makes it knows what the other job draws.
 """
 

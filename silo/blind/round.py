@@ -280,7 +280,7 @@ class BlindRound:
     async def _begin(self, attempt: Attempt, spec: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
         # A process that starts again has lost the secrets of its attempt, and must not answer in it
-        # a second time (SECURITY.md rule 18).
+        # a second time (security rule 18).
         memory = await asyncio.to_thread(self._memory_store.load, self._frame.instance())
         if self._state is None:
             if memory.ctx == attempt.ctx.hex():

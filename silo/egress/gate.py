@@ -1,6 +1,6 @@
 """The egress gate: the one body through which every upload of a round leaves this silo.
 
-``Gate._upload`` makes ten checks and records, in this order. Each can stop the upload (SECURITY.md
+``Gate._upload`` makes ten checks and records, in this order. Each can stop the upload (security
 rule 27).
 
 (1) The upload is exactly what the signed document declares, in copies that the gate alone holds.

@@ -2,7 +2,7 @@
 
 A row that breaks a rule is refused before a seed is opened, and what it was made of is remembered
 before that, durable: opened twice, with other weights, rows would tell a single silo's contribution
-(SECURITY.md rules 4 to 6, mix_row.py). The same rows again, as after a lost connection, tell
+(security rules 4 to 6, mix_row.py). The same rows again, as after a lost connection, tell
 nothing new.
 
 Where a part of the job's delivery has ``@keep``, its rows are those of the rounds that this silo
@@ -349,7 +349,7 @@ class IncomingRows:
     def _opening(self, admitted: _Admitted, summands: Sequence[Summand]) -> Opening:
         part, own_weight = admitted.expected.part, admitted.row.own_weight
 
-        # Our own part is mixed in here and never sent (SECURITY.md rule 5).
+        # Our own part is mixed in here and never sent (security rule 5).
         own: Flat = ()
         if own_weight:
             own = self._own(part)

@@ -137,7 +137,7 @@ class IncomingSums:
         )
 
         # In a round in which this silo signed survivors, it is the very sum that was signed
-        # (SECURITY.md rule 34), or one of other batches, which was made without this silo's values.
+        # (security rule 34), or one of other batches, which was made without this silo's values.
         without = terms.regroups(spec) and sharing.silo not in claim.survivors
         why = (
             f"delivers the sum of another attempt at round {place.round} than the one that this"

@@ -54,7 +54,7 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
 
     LocalError where their Gram would disclose them.
     """
-    # Inner products of histograms disclose them up to the order of classes (SECURITY.md rule 2).
+    # Inner products of histograms disclose them up to the order of classes (security rule 2).
     check_kind(part.name, part.kind)
     vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
     check_vectors(part.name, vectors)

@@ -35,7 +35,7 @@ from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError, reason
 from ...files.processes import end_with_parent, threadless
-from .shared_memory import Descriptor, mapped, written
+from .shared_memory import SHARED, Descriptor, mapped, written
 
 Task: TypeAlias = Literal["train", "look"]
 Answer: TypeAlias = RoundOutcome | Evaluation | LocalError
@@ -126,10 +126,13 @@ def _made(values: NDArray[Any]) -> Tensor:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on.
+    """The number of cores that worker processes may run on.
 
-    A container or a batch system may allow fewer than the machine has.
+    A container or a batch system may allow fewer than the machine has. On Windows it is 1, since
+    processes there cannot share the records.
     """
+    if not SHARED:
+        return 1
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

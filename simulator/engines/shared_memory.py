@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.reduction import DupFd
+from multiprocessing import reduction
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -29,6 +29,8 @@ from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.engine import Records
 from ...errors import LocalError, reason
 
+# Windows passes no file to another process by its number.
+SHARED = hasattr(reduction, "DupFd")
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
@@ -44,7 +46,7 @@ class Descriptor(int):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (DupFd(int(self)),)
+        return _received, (reduction.DupFd(int(self)),)
 
 
 def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
@@ -52,6 +54,11 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
 
     LocalError where there is not enough memory.
     """
+    if not SHARED:
+        raise LocalError(
+            "worker processes cannot share the records on this system; leave --workers out, and"
+            " all silos train in one process"
+        )
     file = _memory()
     try:
         # the table comes last, when all positions are known; readers are told where

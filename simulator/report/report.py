@@ -15,6 +15,7 @@ from itertools import chain
 from math import isnan, nan
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ...algorithms.job.job import Job
 from ...algorithms.partition import file as partition_file
@@ -25,9 +26,9 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Population
 from ..experiment.population import counts
-from . import curves, heatmaps
 from .finished_runs import Recorded, load_runs
 from .results_csv import results_csv, spent
+from .style import can_draw
 from .summary import Groups, Link, check_comparable, summary
 
 SUMMARY, CURVES, SPREAD, HEATMAP = "summary.md", "curves.png", "spread.png", "heatmap.png"
@@ -70,19 +71,10 @@ def write_report(
 
 def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[Link, bytes]:
     """PNG by link, in the order of the summary."""
-    # All runs of a folder are of one task.
-    form = next(iter(groups.values()))[0].form
-    histories = {}
-    for label, runs in groups.items():
-        histories[label] = {run.seed: run.history for run in runs}
     # None for pictures that cannot be drawn; they are left out at the end.
-    pictures: dict[Link, bytes | None] = {
-        _link(CURVES, f"{form.title} over rounds"): curves.curves(histories, form=form),
-        **_paced(groups, histories, form),
-        _link(SPREAD, f"{form.title} silo by silo, after the last round"): curves.spread(
-            histories, form=form
-        ),
-    }
+    pictures: dict[Link, bytes | None] = {}
+    if can_draw():
+        pictures |= _curves(groups)
 
     # labels are not in the runs' files: only whoever has the population can draw it
     if population is not None and population.classes:
@@ -98,10 +90,10 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
     return {link: png for link, png in pictures.items() if png is not None}
 
 
-def _paced(
-    groups: Groups, histories: curves.Histories, form: ScoreForm
-) -> dict[Link, bytes | None]:
+def _paced(groups: Groups, histories: Any, form: ScoreForm) -> dict[Link, bytes | None]:
     """The curves over bytes and over seconds, where all runs have counted them."""
+    from . import curves  # noqa: PLC0415 - as in ``_curves``
+
     megabytes: dict[str, curves.Pace] = {}
     seconds: dict[str, curves.Pace] = {}
     for label, runs in groups.items():
@@ -118,6 +110,22 @@ def _paced(
             link = _link(axis.file, f"{form.title} {axis.over}")
             pictures[link] = curves.curves(histories, form=form, axis=axis, paces=paces)
     return pictures
+
+
+def _curves(groups: Groups) -> dict[Link, bytes | None]:
+    from . import curves  # noqa: PLC0415 - it imports matplotlib, which is an extra
+
+    # All runs of a folder are of one task.
+    form = next(iter(groups.values()))[0].form
+    histories = {}
+    for label, runs in groups.items():
+        histories[label] = {run.seed: run.history for run in runs}
+    spread = _link(SPREAD, f"{form.title} silo by silo, after the last round")
+    return {
+        _link(CURVES, f"{form.title} over rounds"): curves.curves(histories, form=form),
+        **_paced(groups, histories, form),
+        spread: curves.spread(histories, form=form),
+    }
 
 
 def _link(name: str, caption: str, shown: bool = True) -> Link:
@@ -161,6 +169,10 @@ def _drawn(population: Population) -> bytes | None:
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
+    if not can_draw():
+        return None
+    from . import heatmaps  # noqa: PLC0415 - it imports matplotlib, which is an extra
+
     # Not federated: a simulation's draws follow from its seed.
     job = Job.from_document(run.identity.job, str(run.folder), None, federated=False)
     found = heatmaps.heat_map(job, run.coordinator(), run.model)

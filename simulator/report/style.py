@@ -3,18 +3,19 @@
 Nothing of a user's own settings.
 
 Figures are made by matplotlib's objects and drawn by Agg, so nothing here needs a screen or touches
-what another part of the process draws.
+what another part of the process draws. matplotlib is imported by whoever draws: it comes with the
+extra ``staddle[plots]``.
 """
 
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Dashes: TypeAlias = Literal["-"] | tuple[float, tuple[float, ...]]
 
@@ -39,6 +40,14 @@ STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
     "svg.fonttype": "none",
     "svg.hashsalt": "staddle",
 }
+
+
+NOT_DRAWN = "no curves and heat maps, which matplotlib draws; pip install 'staddle[plots]'"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; without it there are no curves and heat maps."""
+    return find_spec("matplotlib") is not None
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,10 @@ def styles_of(labels: Sequence[str]) -> dict[str, Style]:
     return styles
 
 
-def percent(axes: Axes, way: Literal["x", "y"]) -> None:
+def percent(axes: "Axes", way: Literal["x", "y"]) -> None:
     """Write one axis, of shares in 0…1, in percent, with grid lines across it."""
+    from matplotlib.ticker import PercentFormatter  # noqa: PLC0415 - an extra
+
     axis = {"x": axes.xaxis, "y": axes.yaxis}[way]
     axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.grid(axis=way)
@@ -90,13 +101,16 @@ def within(values: Sequence[float], *, share: bool = True) -> tuple[float, float
 def picture(
     width: float,
     height: float,
-    draw: Callable[[Figure], None],
+    draw: Callable[["Figure"], None],
     form: Literal["png", "svg"] = "png",
 ) -> bytes:
     """What ``draw`` puts into a figure of this width and height, in inches.
 
     The same bytes for the same figure. Texts of an SVG stay texts, which a reader can search.
     """
+    import matplotlib as mpl  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     with mpl.rc_context():
         # The user's matplotlib settings must not change a picture.
         mpl.rcdefaults()

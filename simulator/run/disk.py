@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ...errors import LocalError, UnwritableError, reason
 from ...files.documents import Strict, parse_canonical, read_bytes, sync_directory, unwritable
+from ...files.portable import BINARY
 
 BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it from scratch"
 
@@ -76,7 +77,7 @@ class GrowingFile:
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
 
         # opened to append: no write can land on a line that a snapshot vouches for
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY
         with writing(path):
             self._descriptor = os.open(path, flags, 0o644)
             try:

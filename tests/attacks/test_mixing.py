@@ -242,7 +242,7 @@ def test_a_re_used_pad_shows_what_changed():
 @pytest.mark.succeeds
 def test_a_recipient_over_many_rounds(blind):
     """Rows over versions that drift are not protected: only differential privacy closes this
-    (SECURITY.md rule 4).
+    (security rule 4).
 
     The attack works on ours as on the naive form, and better with each round: the guard bounds rows
     over one vector of versions, and what a recipient may open it may also collect.

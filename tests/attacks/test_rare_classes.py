@@ -1,4 +1,4 @@
-"""A class that one silo alone holds: its row in a sum class by class (SECURITY.md rule 7), done and
+"""A class that one silo alone holds: its row in a sum class by class (security rule 7), done and
 refused.
 
 Five silos, three classes: all hold class 0, three hold class 1, the victim alone holds class 2.

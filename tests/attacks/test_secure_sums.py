@@ -1,4 +1,4 @@
-"""Attacks on secure sums (SECURITY.md section 0), each twice: done where a rule is left out, and
+"""Attacks on secure sums (docs/security-rules.md), each twice: done where a rule is left out, and
 refused.
 
 Beside these, in tests/security: a lowered threshold is refused (test_round_spec.py, step 4), keys

@@ -57,12 +57,28 @@ def test_the_line_of_help_is_the_one_of_the_function(path):
 
 
 def test_every_group_has_commands_and_every_command_its_group():
-    assert {path.split()[0] for path in COMMANDS if " " in path} == GROUPS.keys()
+    of_two = {path.split()[0] for path in COMMANDS if " " in path}
+    assert of_two - {path for path in COMMANDS if " " not in path} == GROUPS.keys()
     assert list(LazyGroup(name="silo").commands) == ["init", "check", "run"]
     assert (
         LazyGroup(name="").commands.keys()
         == {path for path in COMMANDS if " " not in path} | GROUPS.keys()
     )
+
+
+def test_simulate_takes_a_file_or_the_word_init(tmp_path):
+    """A file of this very name, too, if it is written as a path."""
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["simulate", *arguments])
+
+    missing = ": cannot read it: No such file or directory"
+    assert str(run(str(tmp_path / "none.toml")).exception) == f"{tmp_path / 'none.toml'}{missing}"
+    assert "simulate init" in " ".join(run("--help").output.split())
+    assert "simulate init [OPTIONS]" in run("init", "--help").output
+    for arguments in (["--workers", "1", "init"], ["./init"]):
+        assert str(run(*arguments).exception) == f"init{missing}"
+    assert run().exit_code == run("init").exit_code == 2
 
 
 def test_commands_import_at_the_top_of_their_modules():

@@ -1,8 +1,8 @@
 """Is everything that left a silo explained by its ledger? A pure function of recorded calls and
 ledger records.
 
-It knows the messages from their descriptors and the rules from SECURITY.md, and none of the code
-that sends.
+It knows the messages from their descriptors and the rules from docs/security-rules.md, and none of
+the code that sends.
 """
 
 import re

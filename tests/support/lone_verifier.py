@@ -5,6 +5,7 @@ package's.
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import staddle
 
-FILE = Path(str(staddle.__file__)).parent / "staddle_verify.py"
+# CI names an interpreter that has the distribution staddle-verify and none of staddle.
+PYTHON = os.environ.get("STADDLE_LONE_PYTHON", sys.executable)
 
 # Runs one command line a line of standard input; answers with status, output, errors and what it
 # imported of staddle.
@@ -36,14 +38,23 @@ for line in sys.stdin:
 """
 
 
+def file():
+    """The one file, as it is installed where ``PYTHON`` looks."""
+    if sys.executable == PYTHON:
+        return Path(str(staddle.__file__)).parent / "staddle_verify.py"
+    asked = "import staddle_verify; print(staddle_verify.__file__)"
+    found = subprocess.run([PYTHON, "-I", "-c", asked], capture_output=True, text=True, check=True)
+    return Path(found.stdout.strip())
+
+
 class Tool:
     """A copy of the one file in a folder of its own, and a process that has nothing else of
     Staddle.
     """
 
     def __init__(self, folder):
-        self.file = shutil.copy(FILE, folder / "copied.py")
-        command, pipe = [sys.executable, "-I", "-c", DRIVER, self.file], subprocess.PIPE
+        self.file = shutil.copy(file(), folder / "copied.py")
+        command, pipe = [PYTHON, "-I", "-c", DRIVER, self.file], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=folder)
 
     def __call__(self, *arguments):

@@ -259,7 +259,7 @@ class FedSimSup(Method):
     def effort(self, round_: int) -> Effort:
         """Both passes count; nothing in the census.
 
-        A private job pays for τ_s + τ_θ epochs per round (SECURITY.md rule 23).
+        A private job pays for τ_s + τ_θ epochs per round (security rule 23).
         """
         if round_ == 0:
             return Effort()

@@ -167,7 +167,7 @@ class PPFL(Method):
                 'ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave'
                 " it out"
             )
-        # h_i does not change, so sums over changing cohorts reveal it (SECURITY.md rule 1).
+        # h_i does not change, so sums over changing cohorts reveal it (security rule 1).
         if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
             raise LocalError(
                 f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of"

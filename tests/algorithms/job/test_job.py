@@ -143,7 +143,7 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
 
 
 def test_a_job_that_asks_for_a_data_set_is_another_job(make_job):
-    """Its draws, too: sums of two jobs alike would be compared (SECURITY.md rule 35)."""
+    """Its draws, too: sums of two jobs alike would be compared (security rule 35)."""
     plain, asked = make_job(), make_job(dataset="scans")
     assert {**asked.document(), "dataset": None} == {**plain.document(), "dataset": None}
     assert asked.document()["dataset"] == "scans"

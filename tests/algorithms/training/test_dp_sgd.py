@@ -136,7 +136,7 @@ def values(modules, parts=None):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
-    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed
+    """Security rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed
     point.
     """
     stages, modules, data = stages_of(make_job, make_data, name)

@@ -584,7 +584,7 @@ def test_too_few_records_for_the_noise_are_said_to_be(make_private):
 
 
 def test_nothing_but_the_noisy_counts_reaches_a_method(make_private):
-    """SECURITY.md rule 21: whatever the records are, a method is handed the same."""
+    """Security rule 21: whatever the records are, a method is handed the same."""
     seen = []
 
     class Recording(FedPer):
@@ -614,7 +614,7 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private):
 
 
 def test_a_step_is_divided_by_the_noisy_counts(make_private):
-    """SECURITY.md rule 22: by q times their sum, whatever the number of records is."""
+    """Security rule 22: by q times their sum, whatever the number of records is."""
     job, moved = make_private("fedavg", {}, {"sigma": "0", "sample_rate": 1.0}), []
     state = initial_state(job.method(), "a", public=())
     for counts in ([10, 2, 0], [20, 1, 3]):
@@ -900,7 +900,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
     ],
 )
 def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, name, options, optimiser):
-    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches, all that leaves and all that
+    """Security rule 26: within 1e-8 in float64 on the same batches, all that leaves and all that
     stays.
 
     Sums are in fixed point, and what FedAIMS gives of them in float32.

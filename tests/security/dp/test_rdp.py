@@ -73,7 +73,7 @@ def test_two_libraries_agree_and_tighter_ones_are_below(sigma, q, steps):
 
 def test_costs_of_different_events_add_up():
     one, other = Event("1", "0.0128", 39_000), Event("20", "1", 100)
-    assert cost(one) == pytest.approx(20.39, abs=0.005)  # SECURITY.md section 2.6
+    assert cost(one) == pytest.approx(20.39, abs=0.005)  # as Opacus has it by Rényi
     assert cost(one, other) == pytest.approx(20.68, abs=0.005)
     assert (a.spent([one, other]) == a.spent([one]) + a.spent([other])).all()
 

@@ -91,7 +91,7 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
 
 
 def test_values_from_one_state_are_in_one_signed_sum():
-    """The coordinator says that no round counted, or not the last one (SECURITY.md rule 34)."""
+    """The coordinator says that no round counted, or not the last one (security rule 34)."""
     of = spec(3, 0)
     signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of, FIVE)
     assert (signed.start, signed.signed_round, signed.signed_ctx) == (2, 3, of.context().hex())

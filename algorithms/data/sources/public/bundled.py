@@ -1,4 +1,4 @@
-"""Three public sets that come with scikit-learn, for trials without data of one's own.
+"""Three public sets for trials without data of one's own: scikit-learn's (``staddle[examples]``).
 
 - "digits": 1,797 handwritten digits, x [1, 8, 8] in 0 … 1, ten classes.
 - "diabetes": 442 patients, x [1, 1, 10], and for a regression how far the disease had progressed a
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ...dataset import Dataset, digits
+from ...dataset import Dataset, bundled, digits
 from ...options import Shared
 
 
@@ -37,9 +37,7 @@ class Bundled(Shared):
 
 def diabetes() -> Dataset:
     """The 442 patients bundled with scikit-learn; y is a number per patient."""
-    from sklearn.datasets import load_diabetes  # noqa: PLC0415 - two seconds of import that only trials need
-
-    bunch = load_diabetes()
+    bunch = bundled("diabetes")
     x = bunch.data * len(bunch.data) ** 0.5
     return Dataset(
         torch.from_numpy(x.astype(np.float32))[:, None, None],
@@ -52,9 +50,7 @@ def breast_cancer() -> Dataset:
 
     x is standardised by the figures of all 569 records, which are public.
     """
-    from sklearn.datasets import load_breast_cancer  # noqa: PLC0415 - two seconds of import that only trials need
-
-    bunch = load_breast_cancer()
+    bunch = bundled("breast_cancer")
     x = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0)
     names = tuple(str(name) for name in bunch.target_names)
     return Dataset(

@@ -89,7 +89,7 @@ def read_brca(folder: Path, years: int | None) -> Dataset:
     regions = _regions(folder / "centers.csv")
 
     # Age is scaled by constants, the same at all hospitals: a silo's own mean would be one more
-    # figure computed from its patients (SECURITY.md rule 22).
+    # figure computed from its patients (security rule 22).
     file = folder / "brca.csv"
     raw = Csv(
         kind="csv",

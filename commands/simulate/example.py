@@ -1,0 +1,57 @@
+"""The commented example that ``staddle simulate init`` writes: templates/simulation.toml."""
+
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from ...algorithms.catalog import method_class
+from ...algorithms.method import Method
+from ...errors import LocalError
+from ..console import examples, printer
+from ..console.job_example import SETTINGS, options_text
+from ..console.toml import inline
+
+BASELINES = ("local", "fedavg")  # in each example, so that there is something to compare with
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new file, such as simulation.toml.")
+    ],
+    method: Annotated[
+        str,
+        typer.Option(help="The method to compare with local and fedavg; its options are written."),
+    ] = "pfedsim",
+) -> None:
+    """Write a commented example of a simulation, which runs as it stands."""
+    examples.write(file, simulation_text(method), 0o644)
+    printer.show(f"{file}: edit it, then run: staddle simulate {file}")
+
+
+def simulation_text(method: str) -> str:
+    """A simulation's file for one method and the two that it is compared with; TOML.
+
+    LocalError names the known methods for an unknown one, and where the digits suit a method not.
+    """
+    chosen: type[Method] = method_class(method, "--method")
+    if method in BASELINES or "lines" in SETTINGS.get(method, {}):
+        raise LocalError(
+            f"--method {method}: choose a method that trains, to compare with"
+            f" {' and '.join(BASELINES)}"
+        )
+    # A few methods need another model than the digits' own, or silos that are away.
+    settings = SETTINGS.get(method, {})
+    model, participation = "# model = {}", "# participation = 1.0"
+    if "participation" in settings:
+        participation = f"participation = {settings['participation']}"
+    if "model" in settings:
+        model = f"model = {inline(settings['model'])}"
+    return Template(examples.text("simulation")).substitute(
+        method=method,
+        version=chosen.version,
+        model=model,
+        participation=participation,
+        options=options_text(chosen.options_model),
+    )
