@@ -5,15 +5,16 @@ Of a bin of probabilities the middle is drawn: counts of scores do not say where
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Literal
 
 from ...algorithms.tasks.measures import CalibrationBin
 from ...errors import LocalError
 from ...files.documents import write_atomic
-from ...simulator.report.style import percent, picture, styles_of
+from ...simulator.report.style import can_draw, percent, picture, styles_of
 from ..console.printer import PrintedTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 MOST_CURVES = 12
@@ -24,7 +25,9 @@ Curve = Sequence[CalibrationBin]
 
 
 def check_name(path: Path) -> None:
-    """LocalError unless a picture's kind is known by its name."""
+    """LocalError unless a picture's kind is known by its name, and can be drawn here."""
+    if not can_draw():
+        raise LocalError(f"{path}: pictures are drawn by matplotlib; pip install 'staddle[plots]'")
     if path.suffix.lower() not in FORMS:
         raise LocalError(f"{path}: name a file that ends in {' or '.join(FORMS)}")
 
@@ -37,7 +40,7 @@ def write(path: Path, curves: Mapping[str, Curve]) -> None:
     shown = dict(list(curves.items())[:MOST_CURVES])
     styles = styles_of(list(shown))
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8)
         for name, curve in shown.items():

@@ -57,13 +57,13 @@ def test_the_operators_verbs_are_those_of_the_command(begun):
         assert [report["outcome"] for report in operator.watch("first")][-1] == "completed"
         with refused("job 'first' has ended; to run it again"):
             operator.submit(federation.folder / "jobs" / "first.json")
-        with pytest.raises(RefusedError, match="UNKNOWN_JOB"):
+        with pytest.raises(RefusedError, match="no job 'second' here"):
             operator.stop("second")
 
 
 def test_what_is_wrong_with_a_job_is_told_before_any_process_begins(tmp_path):
     with staddle.Federation.local(silos=2, data="digits", folder=tmp_path / "new") as federation:
-        with refused("did you mean 'fedper'"):
+        with refused("unknown method 'fedpre'"):
             federation.submit("first", method="fedpre", model=MODEL)
         with refused("call submit"):
             _ = federation.operator
