@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .algorithms.method import Method as Method
     from .algorithms.method import specs_of_parameters as specs_of_parameters
     from .algorithms.tasks.task import Task as Task
+    from .api import testing as testing
     from .api.experiment import Experiment as Experiment
     from .api.federation import Federation as Federation
     from .api.federation import RunningJob as RunningJob
@@ -59,6 +60,7 @@ _HOMES = {
         *("Classes", "Dirichlet", "GroupMixtures", "LabelGroups", "Shards", "Sources"),
     ),
     "api.results": ("Results",),
+    "api.testing": ("testing",),
     "bundle.frames": ("LoadedModel", "load_model"),
     "errors": ("LocalError", "StaddleError"),
     "files.documents": ("Strict",),
@@ -71,7 +73,9 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - a test compares it with what type 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'staddle' has no attribute {name!r}")
-    found = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    home = import_module(f".{_HOME_OF[name]}", __name__)
+    # Of ``testing`` the module itself.
+    found = getattr(home, name, home)
     globals()[name] = found
     return found
 

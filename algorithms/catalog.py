@@ -24,6 +24,7 @@ from typing import Any, cast
 from ..errors import LocalError
 from ..files import packages
 from ..files.documents import Strict, validate
+from ..files.program_code import is_program
 from .baselines.apfl import APFL
 from .baselines.clustered import ClusteredFL
 from .baselines.ditto import Ditto
@@ -204,7 +205,8 @@ def _checked(found: Any, entry: str, where: str) -> type[Method]:
 
     # The method's digest is made of name and version: they stand for the code at all silos.
     name = getattr(found, "name", None)
-    if name != entry:
+    # A program's class is found by its place.
+    if name != entry and not is_program(entry):
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
     if not isinstance(getattr(found, "version", None), int):
         raise LocalError(

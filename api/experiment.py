@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
 from ..algorithms.data.dataset import Dataset, save_npz
+from ..algorithms.method import Method
 from ..algorithms.partition import file as partition_files
 from ..algorithms.partition.split import Sides, merged
 from ..algorithms.tasks.classification import Classification
@@ -47,8 +48,8 @@ class Experiment:
     [N, …], "digits", or a [data] table. ``partition`` is one of ``Dirichlet`` and the like, a
     [partition] table, or per silo an index array, or a pair of them: training and test. ``model``
     is a name, a [model] table, or a function or class that makes an ``nn.Module``. ``methods`` are
-    names, or tables of [[methods]]. Further ``settings`` are keys of the file, such as ``rounds``,
-    ``task`` and ``participation``.
+    names, tables of [[methods]], or subclasses of ``Method``. Further ``settings`` are keys of the
+    file, such as ``task`` and ``participation``.
 
     All is written to ``folder``, which names the experiment. LocalError says what is wrong.
     """
@@ -59,7 +60,7 @@ class Experiment:
         *,
         data: "TorchDataset[Any] | Dataset | tuple[Any, Any] | Table | str",
         model: Callable[..., nn.Module] | Table | str,
-        methods: Iterable[Table | str],
+        methods: Iterable[Table | str | type[Method]],
         partition: Table | Sequence[Any] | None = None,
         seeds: int | Sequence[int] = 1,
         rounds: int = 10,
@@ -77,7 +78,7 @@ class Experiment:
             "data": source,
             "model": _model(model, records),
             "training": {**TRAINING, **(training or {})},
-            "methods": [_table(method) for method in methods],
+            "methods": list(map(_method, methods)),
             **settings,
         }
         if partition is not None:
@@ -122,9 +123,10 @@ class Experiment:
         experiment = read(self.file, settings)
         # Other processes would run the whole program again to find its functions.
         own = f"{PYTHON}{MAIN}:"
-        models = [experiment.file.model.name]
-        models += [str(method.model.get("name", "")) for method in experiment.file.all_methods]
-        if any(name.startswith(own) for name in models):
+        names = [experiment.file.model.name]
+        for method in experiment.file.all_methods:
+            names += [method.name, str(method.model.get("name", ""))]
+        if any(name.startswith(own) for name in names):
             workers = 1
         apart = nullcontext() if workers == 1 else _without_main()
         asked = RunOptions(
@@ -192,6 +194,13 @@ class _Tasked(Strict):
 
 def _table(given: Table | str) -> dict[str, Any]:
     return {"name": given} if isinstance(given, str) else dict(given)
+
+
+def _method(given: Any) -> dict[str, Any]:
+    """An entry of [[methods]]; a class is found by its place, and called by its own name."""
+    if isinstance(given, type):
+        return {"name": name_of(given), "label": given.name}  # type: ignore[attr-defined]
+    return _table(given)
 
 
 def _model(given: Any, records: Dataset | None) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def test_type_checkers_see_the_same_names():
     seen = {
         alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names
     }
-    assert seen == {name: f"{staddle._HOME_OF[name]}.{name}" for name in staddle.__all__}
+    assert seen.pop("testing") == "api.testing"
+    names = set(staddle.__all__) - {"testing"}
+    assert seen == {name: f"{staddle._HOME_OF[name]}.{name}" for name in names}
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")

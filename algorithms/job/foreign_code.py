@@ -72,8 +72,8 @@ def check_code(document: Mapping[str, Any], allowed: Allowed, origin: str) -> No
     """LocalError unless the packages that a document names may run and are those that it has."""
     if names := unlisted(document, allowed):
         raise LocalError(f"{origin}: {not_listed(names)}")
-    if allowed is not None and is_program(_names(document)[1]):
-        raise LocalError(f"{origin}: its model is of a program, for simulations alone")
+    if allowed is not None and any(map(is_program, _names(document))):
+        raise LocalError(f"{origin}: its code is of a program, for simulations alone")
     named = _of(document)
     found = {packages.package(group, name, where) for group, name, where in named}
     ours, theirs = set(map(_triple, found)), set(map(_triple, _written(document)))

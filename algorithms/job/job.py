@@ -518,10 +518,10 @@ class Job:
         that silo's values (security rule 35). In a simulation, compared methods share what the
         seed draws.
         """
-        if is_program(self.model.name):
+        for name in filter(is_program, (self.model.name, self.method_name)):
             raise LocalError(
-                f"model {self.model.name!r} is of a program on this machine, for simulations; make"
-                " it an entry point of a package, which silos can install"
+                f"{name!r} is of a program on this machine, for simulations; make it an entry point"
+                " of a package, which silos can install"
             )
         return replace(self, federated=True)
 

@@ -16,6 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import staddle
+from staddle.algorithms.methods.fedper import FedPer
 from staddle.commands.main import app
 from staddle.simulator.experiment.experiment import read
 from staddle.simulator.experiment.population import populate
@@ -217,3 +218,22 @@ def test_a_program_without_a_main_guard_runs_once(tmp_path):
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("begun") == 1
     assert "worker processes" in found.stdout
+
+
+class Other(FedPer):
+    """A method of this module."""
+
+    name = "other"
+    version = 1
+
+
+def test_a_class_of_a_module_is_a_method(tmp_path):
+    model = {"name": "cnn-digits", "classes": 3}
+    results = small(tmp_path / "exp", methods=[Other, "fedper"], model=model).run(workers=1)
+    rows = results.rows()
+    assert {row["label"] for row in rows} == {"other", "fedper"}
+    values = {
+        label: [row["value"] for row in rows if row["label"] == label]
+        for label in ("other", "fedper")
+    }
+    assert values["other"] == values["fedper"]

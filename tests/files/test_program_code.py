@@ -29,6 +29,14 @@ def by_shape(shape, outputs, width=4):
     return nn.Sequential(nn.Flatten(), body, nn.Linear(width, outputs))
 """
 
+METHOD = """
+from staddle.algorithms.methods.fedper import FedPer
+
+class Mine(FedPer):
+    name = "mine"
+    version = 3
+"""
+
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
@@ -84,3 +92,16 @@ def test_no_federation_takes_it(module):
 def test_a_module_that_is_missing_is_told():
     with refused("its source cannot be read: No module named 'nowhere_at_all'"):
         packages.package(packages.MODELS, "python:nowhere_at_all:net", "model")
+
+
+def test_a_method_of_a_program_is_for_simulations(tmp_path, monkeypatch):
+    (tmp_path / "program_methods.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    invalidate_caches()
+    job = make_job("python:program_methods:Mine")
+    assert job.method().name == "mine"
+    (own,) = job.packages
+    assert (own.name, own.version) == ("python", "program_methods")
+    with refused("'python:program_methods:Mine' is of a program on this machine"):
+        job.for_federation()
+    sys.modules.pop("program_methods")
