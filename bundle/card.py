@@ -1,7 +1,11 @@
 """``MODEL_CARD.md``: the description of a model for people (Mitchell et al., FAT* 2019)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
+
+import numpy as np
 
 from ..algorithms.data.features import Feature
 from ..algorithms.job.job import Job
@@ -18,6 +22,11 @@ from .figure_tables import (
 )
 
 MOST_ROWS = 200  # of a table
+TRUTHS = ("label", "target", "survival", "labels")  # keys of columns that hold what is predicted
+COORDINATOR = (
+    "The coordinator read what each silo uploaded",
+    "The coordinator read sums over silos, and no silo's own upload",
+)  # by whether the job was blind
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!"})
 
 
@@ -25,9 +34,9 @@ def card(description: Description, job: Job) -> str:
     """The text; what others wrote, such as names of classes, is escaped in it."""
     parts = chain(
         _head(description, job),
-        _use(description),
+        _use(description, job),
         _records(description, job),
-        _figures(description),
+        _figures(description, job),
         _thresholds(description.thresholds),
         _privacy(description.privacy),
         _origin(description, job),
@@ -54,7 +63,7 @@ def table(columns: Row, rows: Iterable[Row]) -> Iterator[str]:
 def _head(description: Description, job: Job) -> Iterator[str]:
     origin = description.origin
     where = f" in federation {plain(origin.federation)}" if origin.federation else ""
-    yield f"# {plain(job.name)}, kept by {plain(origin.name)}"
+    yield f"# Model of job {plain(job.name)} at silo {plain(origin.name)}"
     yield ""
     yield (
         f"A model for {job.task.kind}, trained by method {plain(job.method_name)} with"
@@ -65,15 +74,24 @@ def _head(description: Description, job: Job) -> Iterator[str]:
         yield "It comes from a simulation: nobody signed it, and its silos were on one machine."
 
 
-def _use(description: Description) -> Iterator[str]:
+def _use(description: Description, job: Job) -> Iterator[str]:
+    answers = job.task.answer_names(description.output_names)
     yield "\n## Use\n"
-    yield "    staddle model predict --model FOLDER --data FILE --out predictions.csv"
+    yield "    staddle model predict --model FOLDER --data FILE --out predictions.csv\n"
+    yield f"- It predicts: {plain(_truth(description.contract) or job.task.kind)}"
+    yield f"- It answers, for each record: {', '.join(map(plain, answers))}"
     yield ""
     yield (
-        "Use it for records like those of this silo. It was measured on no others, and a model for"
-        " patients needs more than these figures before anybody acts by it."
+        "Use it for records like those of this silo: it was measured on no others. Before anybody"
+        " acts by it in the care of patients, it needs an evaluation of its own there, and whatever"
+        " the law asks of such a device."
     )
-    yield f"\nIt says for each record: {', '.join(map(plain, description.output_names))}."
+
+
+def _truth(contract: Mapping[str, Any]) -> str:
+    """The columns of what is predicted; empty where records have no columns."""
+    columns = map(np.ravel, filter(None, map(contract.get, TRUTHS)))
+    return ", ".join(map(str, chain.from_iterable(columns)))
 
 
 def _records(description: Description, job: Job) -> Iterator[str]:
@@ -88,29 +106,48 @@ def _records(description: Description, job: Job) -> Iterator[str]:
         yield "Each record has these features, in this order:"
         columns = ["feature", "unit", "range", "subtracted", "divided by", "missing counts as"]
         yield from table(columns, map(_feature, job.features))
+        yield _writing(description.contract)
         return
     kind = description.contract.get("kind")
     shape = list(input_shape(job.model))
     yield f"\nRecords are read as kind {plain(str(kind))}, and have the shape {shape}."
 
 
+def _writing(contract: Mapping[str, Any]) -> str:
+    """How a CSV file is written, which nobody sees from the features."""
+    marks = json.dumps(contract.get("missing_marks", [""]), ensure_ascii=False)
+    known = {
+        "delimiter": contract.get("delimiter", ","),
+        "decimal": contract.get("decimal", "."),
+        "encoding": contract.get("encoding", "utf-8"),
+        **contract.get("dates", {}),
+    }
+    texts = ", ".join(f"{name} {json.dumps(own)}" for name, own in known.items())
+    return (
+        f"A CSV file is read with {plain(texts)}; what is missing is written as {plain(marks)}."
+        " Parquet files and data frames need none of this."
+    )
+
+
 def _feature(feature: Feature) -> Row:
-    missing = feature.missing or "none may miss"
+    missing = feature.missing or "may not be missing"
     if feature.categories is not None:
         return [feature.name, "", f"one of: {', '.join(feature.categories)}", "", "", missing]
     known = (f"{feature.low:g} to {feature.high:g}", f"{feature.center:g}", f"{feature.scale:g}")
     return [feature.name, feature.unit, *known, missing]
 
 
-def _figures(description: Description) -> Iterator[str]:
+def _figures(description: Description, job: Job) -> Iterator[str]:
+    measured, names = description.measured, description.output_names
     yield "\n## Figures\n"
-    tested = f"{description.measured.records:,} test records"
     yield (
-        f"Measured on the silo's {tested}, with 95 % intervals. Shares of records have Wilson's"
-        " interval, other figures that of a bootstrap over records."
+        f"Measured on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
+        " records have Wilson's interval, other figures that of a bootstrap over records."
     )
-    yield from table(FIGURES, figure_rows(description.measured))
-    if classes := list(class_rows(description.measured, description.output_names)):
+    unit = str(getattr(job.task, "unit", ""))
+    yield from table(FIGURES, figure_rows(measured, names, unit))
+    if classes := list(class_rows(measured, names)):
+        yield "Each record counts as called by the answer that is most probable:"
         yield from table(CLASSES, classes)
 
 
@@ -119,9 +156,9 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
         return
     yield "\n## Thresholds\n"
     yield (
-        "From its threshold on, `predict` calls a record by this name. A threshold has the largest"
-        " sensitivity plus specificity on the test records that chose it; the figures are of the"
-        " others."
+        "`predict` does not decide by what is most probable: it calls a record by the class below"
+        " from this probability on. Some of the test records chose the threshold, which has the"
+        " largest sensitivity plus specificity on them; the others measured it."
     )
     yield from table(THRESHOLDS, threshold_rows(thresholds))
 
@@ -130,13 +167,14 @@ def _privacy(spent: PrivacyCost | None) -> Iterator[str]:
     yield "\n## Privacy\n"
     if spent is None:
         yield (
-            "The job had no differential privacy: the model may show something of the records that"
-            " it was trained on. Whoever gets it, and the figures above, should be allowed to."
+            "The job had no differential privacy: the model and the figures above may reveal"
+            " something about single records of this silo. Give them only to those who may know it."
         )
         return
     yield (
         f"The job cost a record of the silo's data set at most ε = {spent.epsilon:g} at δ ="
-        f" {spent.delta:g}. The figures above are exact, and not covered."
+        f" {spent.delta:g} (differential privacy). The figures above are exact, and not covered:"
+        " give them only to those who may know something about single records."
     )
     if spent.exact:
         yield (
@@ -150,13 +188,15 @@ def _origin(description: Description, job: Job) -> Iterator[str]:
     yield "\n## Where it comes from\n"
     yield f"- Job {plain(job.name)}, SHA-256 {description.job_digest}"
     if origin.signer:
-        yield f"- Signed by operator {plain(origin.signer)}"
+        yield f"- The job was signed by operator {plain(origin.signer)}"
+        yield f"- {COORDINATOR[job.security.required]}"
+        yield f"- Silos: {', '.join(map(plain, job.silos))}"
     for package in job.packages:
         yield f"- Code of {plain(package.name)} {plain(package.version)}, SHA-256 {package.sha256}"
     releases = description.releases
     yield f"- Made with staddle {plain(releases.staddle)}, torch {plain(releases.torch)}"
     if origin.head:
-        yield "- The silo's ledger at that time:"
+        yield "- Signed head of the silo's ledger, which records all that left the silo:"
         yield ""
         yield from (f"        {line}" for line in origin.head.splitlines())
-    yield "\n`staddle model verify` checks the signature of these files."
+    yield "\n`staddle model verify` says whether these files are as they were made, and by whom."

@@ -60,12 +60,14 @@ def _measured(model: TrainedModel, records: Dataset) -> ModelEvaluation:
 
 
 def _thresholds(model: TrainedModel, records: Dataset) -> tuple[Threshold, ...]:
-    if not model.thresholds:
+    known = {own.of: own for own in model.description.thresholds}
+    if not known:
         return ()
     found = compared(model.module, model.job.task, records)
     return tuple(
-        judged(own.of, own.value, own.chosen_on, found, place)
-        for place, own in enumerate(model.description.thresholds)
+        judged(name, known[name].value, known[name].chosen_on, found, place)
+        for place, name in enumerate(model.threshold_names)
+        if name in known
     )
 
 

@@ -17,7 +17,7 @@ import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import safetensors.torch
 import torch
@@ -87,7 +87,7 @@ def export(model: TrainedModel, path: Path, form: Format) -> float:
     return difference
 
 
-def _told(model: TrainedModel, inputs: tuple[str, ...]) -> dict[str, object]:
+def _told(model: TrainedModel, inputs: tuple[dict[str, Any], ...]) -> dict[str, object]:
     """What a program needs to know of the numbers."""
     own = model.description
     return {

@@ -1,6 +1,8 @@
 """The figures of a model as rows of texts, for the card and for terminals."""
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from math import log10
 from operator import itemgetter
 
 from .description import Figures, Range, Threshold
@@ -24,32 +26,40 @@ MEASURES = {
 KINDS = ("sensitivity", "specificity", "precision", "f1")
 FIGURES: Row = ("figure", "value (95 % interval)")
 CLASSES: Row = ("class", "test records", *KINDS)
-THRESHOLDS: Row = ("of", "threshold", "chosen on", "measured on", *KINDS[:2])
+THRESHOLDS: Row = ("class", "threshold", "chosen on", "measured on", *KINDS[:2])
+IN_UNIT = {"mae", "rmse"}  # measures in the unit of what is predicted
+INTERVAL = ("{} ({} to {})", "{}")
+DIGITS = 3  # after the point, of values below 10
 
 
 def figure(value: float | None, interval: Range | None = None) -> str:
     """A figure with its interval, such as 0.912 (0.873 to 0.940)."""
     if value is None:
         return "–"
-    if interval is None:
-        return f"{value:.4g}"
-    low, high = interval
-    return f"{value:.4g} ({low:.4g} to {high:.4g})"
+    # A figure and its interval are as long as each other.
+    digits = max(0, DIGITS - int(log10(max(abs(value), 1))))
+    texts = map(format, (value, *(interval or ())), repeat(f",.{digits}f"))
+    return INTERVAL[interval is None].format(*texts)
 
 
-def figure_rows(measured: Figures) -> Iterator[Row]:
-    """The single figures of all records, and that of the best constant answer."""
+def figure_rows(measured: Figures, names: Sequence[str] = (), unit: str = "") -> Iterator[Row]:
+    """The single figures of all records, and that of the best constant answer.
+
+    ``names`` are those of the classes, ``unit`` that of what is predicted.
+    """
     for key, said in measured.said.items():
         value = said.get("value") if isinstance(said, dict) else said
         if isinstance(value, float) and key != MAJORITY:
-            yield name_of(key), figure(value, measured.intervals.get(key))
-    best = f"{name_of(measured.score)} of the best constant answer"
+            yield name_of(key, names, unit), figure(value, measured.intervals.get(key))
+    best = f"{name_of(measured.score, names, unit)} of the best constant answer"
     yield best, figure(measured.baseline)
 
 
-def name_of(key: str) -> str:
-    """A measure as people call it."""
-    return MEASURES.get(key, key.replace("_", " "))
+def name_of(key: str, names: Sequence[str] = (), unit: str = "") -> str:
+    """A measure as people call it, with its class or its unit."""
+    numbered = {f"dice_class_{place}": f"Dice score of {name}" for place, name in enumerate(names)}
+    known = {**MEASURES, **numbered}.get(key, key.replace("_", " "))
+    return f"{known} ({unit})" if unit and key in IN_UNIT else known
 
 
 def class_rows(measured: Figures, names: Sequence[str]) -> Iterator[Row]:

@@ -81,11 +81,8 @@ class VerifiedFolder:
     description: Description
     signer: RosterEntry | None
 
-    def check_signer(self, roster: Roster, wanted: str = "") -> None:
-        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key.
-
-        ``wanted`` names the only silo that will do.
-        """
+    def check_signer(self, roster: Roster) -> None:
+        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key."""
         if self.signer is None:
             raise LocalError(f"{self.path}: nobody signed it: it comes from a simulation")
         known = roster[self.signer.id]
@@ -95,14 +92,21 @@ class VerifiedFolder:
                 f"{self.path}: signed with another key than this member's in the roster; ask for"
                 " the model again, and where it comes from",
             )
-        if known.role is not Role.SILO or wanted not in ("", known.id):
-            raise PeerError(known.id, f"{self.path}: signed by a member that may not sign it")
+        if known.role is not Role.SILO:
+            raise PeerError(
+                known.id,
+                f"{self.path}: its signer has the role {known.role.value}, and only silos make"
+                " models; ask for the model again",
+            )
 
     def check_named(self, silo: str) -> None:
         """LocalError unless the model says that this silo made it."""
         origin = self.description.origin
         if origin.kind != "silo" or origin.name != silo:
-            raise LocalError(f"{self.path}: made by {origin.kind} {origin.name}, not by {silo}")
+            raise LocalError(
+                f"{self.path}: made by {origin.kind} {origin.name}, not by silo {silo}; take the"
+                " folder of that silo"
+            )
 
 
 def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
@@ -140,9 +144,9 @@ def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
 
 def read(path: Path) -> VerifiedFolder:
     """The folder, all of whose files are as they were signed; LocalError says which is not."""
-    if not path.is_dir():
+    if not (path / DESCRIPTION).is_file():
         raise LocalError(
-            f"{path}: no such folder; a model is a folder with {DESCRIPTION}, such as"
+            f"{path}: no model there; a model is a folder with {DESCRIPTION}, such as"
             " jobs/<job>/model of a silo's state"
         )
     signature = _signature(path / SIGNATURE)

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from ..algorithms.data.new_records import NewRecords
 from ..algorithms.data.rows import as_text
+from ..algorithms.data.sources.formats.csv_file import Csv
 from ..algorithms.data.sources.formats.table import Table
 from ..algorithms.job.foreign_code import Allowed
 from ..algorithms.models.build import input_shape
 from ..errors import LocalError
 from .answers_file import table_of
+from .evaluating import ModelEvaluation, evaluate
 from .trained import AnsweredRecords, TrainedModel, load
 
 Frame: TypeAlias = Any  # of pandas, which need not be installed
 AT_ONCE = 512  # rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel(TrainedModel):
     """A trained model for programs and notebooks: ``staddle.load_model``."""
 
@@ -51,6 +53,14 @@ class LoadedModel(TrainedModel):
         found.pop("record")
         # Made by the caller's own pandas, which need not be installed for anything else.
         return type(records)(found, index=records.index)
+
+    def evaluate(self, data: Path | str) -> ModelEvaluation:
+        """Figures, thresholds and calibration on a file or folder of labelled records.
+
+        As ``staddle model evaluate`` has them: ``measured.said`` are figures by name, and
+        ``measured.intervals`` their 95 % intervals. LocalError for what is not of the contract.
+        """
+        return evaluate(self, Path(data))
 
     def _told(self, pieces: Iterable[AnsweredRecords]) -> Any:
         if self.job.task.dense:
@@ -80,7 +90,11 @@ def _decided(piece: AnsweredRecords) -> Tensor:
 
 
 def _of_array(model: TrainedModel, records: Any) -> Iterator[NewRecords]:
-    x, shape = torch.as_tensor(records, dtype=torch.float32), input_shape(model.job.model)
+    shape = input_shape(model.job.model)
+    try:
+        x = torch.as_tensor(records, dtype=torch.float32)
+    except TypeError as error:
+        raise LocalError("the array holds what is no number; give a data frame") from error
     if tuple(x.shape[1:]) != shape:
         raise LocalError(
             f"the array is {list(x.shape)}, and the model takes [N, {', '.join(map(str, shape))}]"
@@ -92,14 +106,23 @@ def _of_array(model: TrainedModel, records: Any) -> Iterator[NewRecords]:
 
 def _of_columns(model: TrainedModel, records: Any) -> Iterator[NewRecords]:
     table = model.contract
-    if not isinstance(table, Table):
+    if not isinstance(table, Csv):
         raise LocalError("the model takes no table; give an array, or a path")
-    names = [*table.features, *filter({*records}.__contains__, [table.id])]
+    names: list[Any] = [*table.features, *filter({*records}.__contains__, [table.id])]
     if absent := {*table.features} - {*records}:
         there = ", ".join(map(str, records))
-        raise LocalError(f"no column {min(absent)!r}; the columns are {there}")
+        raise LocalError(f"the data frame: has no column {min(absent)!r}; the columns are {there}")
+    try:
+        lengths = sorted({len(records[name]) for name in names})
+    except TypeError as error:
+        raise LocalError(
+            'a column is no list of values; give one per record, such as {"age": [63]}'
+        ) from error
+    if len(lengths) > 1:
+        counts = f"from {lengths[0]} to {lengths[-1]}"
+        raise LocalError(f"the columns have {counts} values; give one per record")
     # As a point writes numbers, whatever the silo's files do.
-    plain = table.model_copy(update={"decimal": "."})
+    plain = table.typed(Path("the data frame"))
     texts = [map(partial(_cell, plain), repeat(name), records[name]) for name in names]
     rows = map(dict, map(partial(zip, names), zip(*texts, strict=True)))
     yield from plain.of_cells(enumerate(rows), AT_ONCE)

@@ -21,7 +21,10 @@ def check_ledger(model: VerifiedFolder, ledger: Path) -> int:
     key = log_key(origin.federation, signer.id, signer.log_key)
     found = audit.verify(ledger, {}, key, {str(model.path): notes.parse(origin.head.encode())})
     if not found.ok:
-        raise LocalError(f"{ledger}: {'; '.join(found.problems)}")
+        raise LocalError(
+            f"{ledger}: is not what the ledger of silo {signer.id} can have become since"
+            f" {model.path} was made; take that silo's folder; found: {'; '.join(found.problems)}"
+        )
     return found.records
 
 

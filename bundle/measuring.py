@@ -2,15 +2,16 @@
 
 Shares of records get Wilson's interval (E. B. Wilson, JASA 22, 1927, Eq. 4), other figures that of
 a percentile bootstrap over records, or over groups of records where these belong together. Shares
-of grouped records get the hull of both. All are 95 % intervals.
+of grouped records get the hull of both. All are 95 % intervals. The calibration error has none: it
+is larger in resamples than in the records they were drawn from, so its interval would lie above it.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import filterfalse, pairwise
 from math import inf, sqrt
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ MOST_CELLS = 2**26  # marks that all resamples together count
 FEWEST_RESAMPLES = 100
 SCORE_BINS, RISK_BINS = 64, 64
 MOST_CONFUSED = 100  # classes of a matrix in a description
+BIASED = "calibration_error"  # has no interval (see above)
+FEWEST = (
+    5  # records of a class, and of the others, in either half: fewer tell nothing of a threshold
+)
 SHARES = ("sensitivity", "specificity", "precision")  # of a class's measures
 
 
@@ -80,7 +85,8 @@ def figures_of(
     said = tally.said()
     resampled = _resampled(counting, marks, truth, groups)
     # Resamples that all say the same do not know how sure they are.
-    known = filter(lambda name: len(set(resampled[name])) > 1, dict(flat(said)))
+    sure = filterfalse(methodcaller("endswith", BIASED), dict(flat(said)))
+    known = filter(lambda name: len(set(resampled[name])) > 1, sure)
     intervals = {name: _percentiles(resampled[name]) for name in known}
     for name, share, records in _shares(said, tally):
         own = wilson(share, records)
@@ -182,7 +188,7 @@ def thresholds(
     """The thresholds of a model, chosen on one half of the records and measured on the other.
 
     ``key`` draws the halves, as it draws the silo's test records; ``names`` are those of the
-    outputs. Empty where the task has none, or there are too few records.
+    outputs. A threshold needs ``FEWEST`` records with and without its class in both halves.
     """
     task, count = predictor.task, predictor.task.cut_offs(len(names))
     if not count:
@@ -196,11 +202,16 @@ def thresholds(
     found = []
     for place, name in enumerate(names[-count:]):
         truths = chosen.truths[:, place]
-        # Of one kind alone no threshold would be better than another.
-        if 0 < truths.sum() < len(truths):
+        # Of few records almost any threshold may be the best.
+        if min(map(fewer, (truths, tested.truths[:, place]))) >= FEWEST:
             value = best_cut(chosen.values[:, place], truths)
             found.append(judged(name, value, len(truths), tested, place))
     return tuple(found)
+
+
+def fewer(truths: NDArray[np.bool_]) -> int:
+    """How many records of the rarer kind there are."""
+    return int(min(truths.sum(), (~truths).sum()))
 
 
 def compared(predictor: Predictor, task: Task, data: Dataset) -> CutOffInputs:

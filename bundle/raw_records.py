@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from math import nan
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.data.features import Feature
 from ..algorithms.data.options import DataTable, Pixels
 from ..algorithms.data.sources.formats.table import Table
 from ..algorithms.job.job import Job
@@ -24,9 +26,11 @@ from .making import trial_records
 class RawForm:
     """The form of raw records: what its numbers are, some of them, and the same as a model takes
     them, which a reader of the contract made.
+
+    ``inputs`` are for programs: a dictionary per feature of a table, or one for the whole record.
     """
 
-    inputs: tuple[str, ...]
+    inputs: tuple[dict[str, Any], ...]
     module: nn.Module
     raw: Tensor
     ready: Tensor
@@ -35,14 +39,18 @@ class RawForm:
 def raw_form(contract: DataTable, job: Job) -> RawForm:
     """The form of a contract's records."""
     if isinstance(contract, Table):
-        return _of_table(contract)
+        return _of_table(contract, job)
     x = trial_records(job)
     if isinstance(contract, Pixels):
         pixels = (x + 1) / 2
         ready = contract.normalised(pixels.clone(), "made-up images")
-        return RawForm(("pixels of 0 … 1",), NormalisedPixels(contract, len(x[0])), pixels, ready)
-    shape = ", ".join(map(str, input_shape(job.model)))
-    return RawForm((f"as the model takes them, [{shape}]",), nn.Identity(), x, x)
+        inputs = _as_a_whole("pixels from 0 to 1", job)
+        return RawForm(inputs, NormalisedPixels(contract, len(x[0])), pixels, ready)
+    return RawForm(_as_a_whole("as the model takes it", job), nn.Identity(), x, x)
+
+
+def _as_a_whole(what: str, job: Job) -> tuple[dict[str, Any], ...]:
+    return ({"record": what, "shape": list(input_shape(job.model))},)
 
 
 class NormalisedPixels(nn.Module):
@@ -92,12 +100,16 @@ class TableColumns(nn.Module):
         numbers = torch.where(numbers > self.reach, self.reach, numbers)
         numbers = torch.where(numbers < -self.reach, -self.reach, numbers)
         columns = [
-            (values[:, place, None] == torch.arange(size)).double()
-            if size
-            else numbers[:, place, None]
+            _one_hot(values[:, place, None], size) if size else numbers[:, place, None]
             for place, size in enumerate(self.sizes)
         ]
         return torch.cat(columns, 1).float()[:, None, None]
+
+
+def _one_hot(values: Tensor, size: int) -> Tensor:
+    """Categories [B, 1] as [B, size]; NaN for what is none, so that no answer comes of it."""
+    hot = values == torch.arange(size)
+    return torch.where(hot.any(1, keepdim=True), hot.double(), nan)
 
 
 def _stand_in(table: Table, name: str) -> float:
@@ -105,22 +117,29 @@ def _stand_in(table: Table, name: str) -> float:
     return float(table.categories[name].index(value)) if isinstance(value, str) else value
 
 
-def _of_table(table: Table) -> RawForm:
+def _of_table(table: Table, job: Job) -> RawForm:
     rows = [[_made_up(table, name, row) for name in table.features] for row in range(3)]
     texts = [map(_text, repeat(table), table.features, row) for row in rows]
     cells = [dict(zip(table.features, own, strict=True)) for own in texts]
     # Of dates the raw form has the days.
     plain = table.model_copy(update={"decimal": ".", "dates": {}})
     (found,) = plain.of_cells(enumerate(cells), len(rows))
-    names = tuple(f"{name}{_unit(table, name)}" for name in table.features)
-    return RawForm(names, TableColumns(table), torch.tensor(rows), found.x)
+    return RawForm(_columns(table, job), TableColumns(table), torch.tensor(rows), found.x)
 
 
-def _unit(table: Table, name: str) -> str:
-    if known := table.categories.get(name):
-        return f": {', '.join(f'{place} = {own}' for place, own in enumerate(known))}"
-    unit = table.units.get(name, "")
-    return f", {unit}" if unit else ""
+def _columns(table: Table, job: Job) -> tuple[dict[str, Any], ...]:
+    """What each number is, in order: its name, unit and range, its categories and constants."""
+    # The job has the ranges, and the units that a silo need not repeat.
+    agreed = {own.name: _stated(own) for own in job.features}
+    # A number or a category, or null where none may be missing.
+    missing = {name: {"missing": table.missing.get(name)} for name in table.features}
+    return tuple(
+        {**agreed.get(own.name, {}), **_stated(own), **missing[own.name]} for own in table.declared
+    )
+
+
+def _stated(feature: Feature) -> dict[str, Any]:
+    return feature.model_dump(mode="json", exclude_defaults=True)
 
 
 def _made_up(table: Table, name: str, row: int) -> float:

@@ -19,6 +19,7 @@ from ..algorithms.job.job import DERIVED, Job, JobFile
 from ..algorithms.models.build import input_shape, vocabularies
 from ..algorithms.models.inputs import inputs_differ, shapes_of
 from ..algorithms.numerics.devices import exact
+from ..algorithms.tasks.multilabel import HALF
 from ..algorithms.tasks.registry import guard
 from ..algorithms.training.loop import evaluation_chunk
 from ..algorithms.training.record_checks import LARGEST_MISS
@@ -50,7 +51,7 @@ class AnsweredRecords:
     outside: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
     """A model that is ready for new records.
 
@@ -60,6 +61,11 @@ class TrainedModel:
     folder: folder.VerifiedFolder
     job: Job
     module: Predictor
+
+    def __repr__(self) -> str:
+        """What a notebook shows."""
+        where = f"job {self.job.name!r}, silo {self.description.origin.name!r}"
+        return f"<{type(self).__name__} of {where}: {', '.join(self.answer_names)}>"
 
     @property
     def description(self) -> Description:
@@ -72,11 +78,15 @@ class TrainedModel:
         return self.job.task.answer_names(self.description.output_names)
 
     @property
+    def threshold_names(self) -> tuple[str, ...]:
+        """The labels, or the one of two classes, that may have a threshold."""
+        return self.description.output_names[-self.job.task.cut_offs(self.job.model.width) :]
+
+    @property
     def thresholds(self) -> tuple[float, ...]:
-        """The thresholds by which it decides; empty where not each of its labels has one."""
-        found = tuple(own.value for own in self.description.thresholds)
-        wanted = self.job.task.cut_offs(self.job.model.width)
-        return found if len(found) == wanted else ()
+        """Those by which it decides, 0.5 for a label without one; empty if none has any."""
+        found = {own.of: own.value for own in self.description.thresholds}
+        return tuple(found.get(name, HALF) for name in self.threshold_names) if found else ()
 
     @cached_property
     def contract(self) -> DataTable:

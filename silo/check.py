@@ -149,7 +149,8 @@ def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
     try:
         records = source.load(None)
     except UndeclaredError as error:
-        return None, f"{error}; --job JOB.json reads the records as a job declares them"
+        why = "values are missing for which only a job's features can say what they count as"
+        return None, f"{where}: {why}, so --job JOB.json reads the records; the first: {error}"
     shape = inputs_text(records.inputs) if records.inputs else list(records.x.shape[1:])
     said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
     if isinstance(records.x, LazyRecords):

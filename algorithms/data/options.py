@@ -124,9 +124,7 @@ class SourceTable(Strict):
         if file is not None:
             _check_file(file)
         if folder is not None and not folder.is_dir():
-            raise LocalError(
-                f"{folder}: no such folder; data.folder in the configuration holds the records"
-            )
+            raise LocalError(f"{folder}: no such folder; correct the path, or data.folder")
 
     def contract(self) -> dict[str, Any]:
         """The table by which new records of this kind are read: no path, nothing of a record.

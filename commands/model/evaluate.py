@@ -34,7 +34,8 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled records, with 95 % intervals.
 
-    Its thresholds are measured as they are. Nothing of these records is kept.
+    Its thresholds are measured as they are. Nothing of these records is kept. On records that the
+    model was trained on, such as the silo's whole file, it looks better than it is.
     """
     if plot is not None:
         calibration_plot.check_name(plot)
@@ -50,8 +51,8 @@ def evaluate(
         thresholds = [own.model_dump(mode="json") for own in found.thresholds]
         printer.show_json({**figures, "thresholds": thresholds}, indent=1)
     else:
-        names = trained.description.output_names
-        printer.show(*tables(found.measured, found.thresholds, names))
+        names, unit = trained.description.output_names, str(getattr(trained.job.task, "unit", ""))
+        printer.show(*tables(found.measured, found.thresholds, names, unit))
         printer.show(*calibration_plot.tables(found.curves))
     if plot is not None:
         calibration_plot.write(plot, found.curves)

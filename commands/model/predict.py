@@ -50,6 +50,9 @@ def predict(
             bars.update(bar, completed=done)
         bars.update(bar, total=done)
     printer.show(f"{out}: {done:,} records")
+    if trained.thresholds:
+        texts = (f"{own.of} from {own.value:.4f}" for own in trained.description.thresholds)
+        printer.show(f"decided by thresholds: {', '.join(texts)}")
 
 
 def _about(data: Path) -> int | None:

@@ -28,11 +28,11 @@ ModelFolder: TypeAlias = Annotated[
 
 
 def tables(
-    measured: Figures, thresholds: tuple[Threshold, ...], names: tuple[str, ...]
+    measured: Figures, thresholds: tuple[Threshold, ...], names: tuple[str, ...], unit: str
 ) -> Iterator[PrintedTable]:
     """The figures of a model, its classes and its thresholds, as far as it has these."""
     found = {
-        FIGURES: figure_rows(measured),
+        FIGURES: figure_rows(measured, names, unit),
         CLASSES: class_rows(measured, names),
         THRESHOLDS: threshold_rows(thresholds),
     }

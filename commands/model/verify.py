@@ -28,18 +28,17 @@ def verify(
 ) -> None:
     """Check a model's files, their signature and the ledger's head in it; exit code 1 if one fails.
 
-    With --ledger, the silo's ledger must have grown from that head.
-
-    Whoever can change the files can sign them with keys of their own: with --roster the signer's
-    key must be that of a silo in the newest roster given, and --founder says who vouches for that.
+    With --ledger, the silo's ledger must have grown from that head. Whoever can change the files
+    can sign them with keys of their own: with --roster the signer's key must be that of a silo in
+    the newest roster given, and --founder says who vouches for that.
     """
     # A wrong roster is told first, and a changed file before anything that the files say.
     rosters = roster_files.read(roster, founder, threshold)
     found = folder.read(model)
-    if rosters.newest is not None:
-        found.check_signer(rosters.newest, silo or "")
-    elif silo is not None:
+    if silo is not None:
         found.check_named(silo)
+    if rosters.newest is not None:
+        found.check_signer(rosters.newest)
     head = check_head(found)
     origin = found.description.origin
     printer.show(
@@ -51,7 +50,8 @@ def verify(
     if found.signer is None:
         printer.show("signature  none: a simulation has no keys")
         return
-    printer.show(f"signed by  {found.signer.id}, {found.signer.protocol_fingerprint}")
+    signer = found.signer
+    printer.show(f"signed by  {signer.id} ({signer.organisation}), {signer.protocol_fingerprint}")
     if head is not None:
         printer.show(f"ledger     head of {head.size:,} records, root {head.root.hex()}")
     if ledger is not None:
@@ -60,4 +60,7 @@ def verify(
     if rosters.each:
         printer.show(*rosters.vouchers.split("\n"))
     else:
-        printer.show("roster     none given: compare the fingerprint with the silo, by telephone")
+        printer.show(
+            "roster     none given: compare the fingerprint with the silo's, by telephone (protocol"
+            " key of staddle keys show)"
+        )

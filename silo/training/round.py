@@ -127,6 +127,7 @@ class JobTraining:
         try:
             model, sides = self.folder.model, (admitted.train, admitted.test)
             maker.write(model, state, *sides, self.cancelled)
+            log.event("model.kept", job=admitted.job.name, folder=str(model))
         except (UnwritableError, CancelledError):
             raise
         # Nothing that is said about a model may cost the model.

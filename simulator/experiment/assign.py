@@ -128,7 +128,7 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
                     f"partition: records of group {str(known[clash[0]])!r}, which belong together,"
                     " are on two sides, "
                     f"one of them at silo {silo!r}; let one silo have all of a group, as kind ="
-                    ' "column" does'
+                    ' "column" does where all records of a group have one source'
                 )
             side_of[present] = side
 

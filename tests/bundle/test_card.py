@@ -3,10 +3,12 @@
 import json
 
 from support.jobs import make_data, make_job
+from support.other_tasks import document, records
 from support.trained_models import CSV, made, table_job
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.sources.formats.csv_file import Csv
+from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.leaks.taint import EXACT, Taint
 from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
@@ -22,8 +24,10 @@ def test_figures_of_the_description_are_in_the_card(table):
     assert f"| accuracy | {figure(accuracy, measured.intervals['accuracy'])} |" in card
     (cut,) = found.thresholds
     assert f"| yes | {cut.value:.4f} | {cut.chosen_on} | {cut.measured_on} |" in card
-    assert "| age | years | 18 to 100 | 50 | 12.5 | none may miss |" in card
+    assert "| age | years | 18 to 100 | 50 | 12.5 | may not be missing |" in card
     assert "one of: f, m" in card
+    assert "- It predicts: ill\n- It answers, for each record: p(no), p(yes)\n" in card
+    assert 'delimiter ",", decimal ".", encoding "utf-8"' in card
     assert found.job_digest in card
     assert "It comes from a simulation" in card
 
@@ -64,3 +68,30 @@ def test_a_feature_without_a_contract_has_no_table(arrays):
     assert "Records are read as kind npz, and have the shape [1, 8, 8]." in card
     assert Csv.model_validate({**CSV, "file": "x.csv"}).contract() == CSV
     assert table_job().features[0].name == "age"
+
+
+def test_a_number_has_its_unit_and_a_class_its_name(tmp_path):
+    for kind, row in (
+        ("regression", "| mean absolute error (days) of the best constant answer |"),
+        ("segmentation", "| Dice score of 2 |"),
+    ):
+        job = Job.from_file(JobFile.model_validate(document(kind)), "job.toml")
+        path = made(tmp_path / kind, job, records(kind, 20, 3), {"kind": "npz"})
+        assert row in (path / folder.CARD).read_text(), kind
+
+
+def test_the_card_says_how_csv_files_are_written(tmp_path):
+    own = {"delimiter": ";", "dates": {"seen": "%d.%m.%Y"}, "missing_marks": {"chol": ["", "NA"]}}
+    job = table_job()
+    data = make_data(20, classes=2, shape=(1, 1, 4))
+    path = made(tmp_path / "model", job, data, {**CSV, **own})
+    card = (path / folder.CARD).read_text()
+    assert 'delimiter ";", decimal ".", encoding "utf-8", seen "%d.%m.%Y"' in card
+    assert r'written as \{"chol": \["", "NA"\]\}' in card
+
+
+def test_figures_keep_the_digits_of_their_size():
+    assert figure(0.5, (0.4999, 0.75)) == "0.500 (0.500 to 0.750)"
+    assert figure(48.87, (9.5, 1050.2)) == "48.87 (9.50 to 1,050.20)"
+    assert figure(12345.6) == "12,346"
+    assert figure(None) == "–"

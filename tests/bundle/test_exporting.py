@@ -30,7 +30,9 @@ def test_a_program_of_torch(table, answers, tmp_path):
     told = {TEXT: ""}
     found = torch.export.load(tmp_path / "model.pt2", extra_files=told)
     assert torch.allclose(found.module()(PATIENTS), answers, atol=1e-6)
-    assert json.loads(told[TEXT])["inputs"] == ["age", "sex: 0 = f, 1 = m", "chol"]
+    inputs = json.loads(told[TEXT])["inputs"]
+    assert [own["name"] for own in inputs] == ["age", "sex", "chol"]
+    assert inputs[1]["categories"] == ["f", "m"]
 
 
 def test_torchscript(table, answers, tmp_path):

@@ -51,7 +51,7 @@ def test_what_was_written_is_read(known):
     assert found.signer == known.roster["north"]
     assert found.description.job["name"] == "heart"
     assert found.description.records.train == len(known.data)
-    found.check_signer(known.roster, "north")
+    found.check_signer(known.roster)
     assert check_head(found).size == 0
     assert {path.name for path in known.model.iterdir()} == {*folder.FILES, folder.SIGNATURE}
 
@@ -65,7 +65,7 @@ def test_each_changed_file_is_named(copied, name):
         folder.read(copied)
 
 
-@pytest.mark.parametrize("name", [*folder.FILES, folder.SIGNATURE])
+@pytest.mark.parametrize("name", [folder.WEIGHTS, folder.CARD, folder.SIGNATURE])
 def test_each_missing_file_is_named(copied, name):
     (copied / name).unlink()
     with refused(rf"model/{name}: cannot read it"):
@@ -126,10 +126,16 @@ def test_keys_of_ones_own_show_by_the_roster(known, tmp_path):
 
 def test_the_silo_that_is_asked_for_must_have_signed(known):
     found = folder.read(known.model)
-    with pytest.raises(PeerError, match="may not sign it"):
-        found.check_signer(known.roster, "east")
-    with refused("made by silo north, not by east"):
+    found.check_named("north")
+    with refused("made by silo north, not by silo east; take the folder of that silo"):
         found.check_named("east")
+
+
+def test_only_silos_make_models(known, tmp_path):
+    operator = load_keys(known.federation.folder / "operator")
+    path = made(tmp_path / "model", table_job(), known.data, CSV, operator)
+    with pytest.raises(PeerError, match="has the role operator, and only silos make models"):
+        folder.read(path).check_signer(known.roster)
 
 
 def test_nobody_signs_for_a_simulation(known, tmp_path):
@@ -174,5 +180,7 @@ def test_a_disk_that_fails_or_a_crash_leaves_nothing_to_find(tmp_path, monkeypat
 
 
 def test_a_folder_that_is_none_is_told(tmp_path):
-    with refused("no such folder; a model is a folder with model.json"):
-        folder.read(tmp_path / "nothing")
+    (tmp_path / "first" / "model").mkdir(parents=True)
+    for path in (tmp_path / "nothing", tmp_path / "first"):
+        with refused("no model there; a model is a folder with model.json"):
+            folder.read(path)

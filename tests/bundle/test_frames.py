@@ -9,7 +9,7 @@ import torch
 from support.jobs import make_data
 from support.other_tasks import document, records
 from support.refusals import refused
-from support.trained_models import made, table_job
+from support.trained_models import HEADER, made, table_job, table_rows
 
 import staddle
 from staddle.algorithms.data.sources.formats.csv_file import Csv
@@ -62,16 +62,37 @@ def test_a_data_frame_gets_a_data_frame_with_its_index(model, told, dtypes):
 
 
 def test_frames_of_another_contract_are_refused(model, arrays):
-    with refused("the data frame: .*no column 'chol'|no column 'chol'"):
+    with refused("the data frame: has no column 'chol'"):
         model.predict(pd.DataFrame(PATIENTS).drop(columns="chol"))
-    with refused("column 'age': is not a number"):
+    with refused("the data frame, record 1, column 'age': is not a number"):
         model.predict({**PATIENTS, "age": [44, "old", 33]})
     with refused("column 'sex': is not one of its categories"):
         model.predict({**PATIENTS, "sex": ["f", "x", "m"]})
+    with refused("a column is no list of values; give one per record"):
+        model.predict({"age": 44, "sex": "f", "chol": 300.0})
+    with refused("the columns have from 2 to 3 values; give one per record"):
+        model.predict({**PATIENTS, "age": [44, 71]})
+    with refused("the array holds what is no number"):
+        model.predict(pd.DataFrame(PATIENTS).to_numpy())
     with refused("list: give a data frame, columns by name, an array or a path"):
         model.predict([[1, 2, 3]])
     with refused("the model takes no table"):
         staddle.load_model(arrays).predict(PATIENTS)
+
+
+def test_labelled_records_measure_a_model(model, tmp_path):
+    path = tmp_path / "labelled.csv"
+    path.write_text(HEADER + "".join(table_rows(60)))
+    found = model.evaluate(str(path))
+    right = [called == "yes" for called in model.predict(path)["predicted"]]
+    ill = [row.endswith("yes\n") for row in table_rows(60)]
+    (own,) = found.thresholds
+    assert found.measured.records == 60
+    assert own.sensitivity == np.mean([one for one, truth in zip(right, ill, strict=True) if truth])
+
+
+def test_a_notebook_shows_whose_model_it_is(model):
+    assert repr(model) == "<LoadedModel of job 'heart', silo 'a': p(no), p(yes)>"
 
 
 def test_dates_are_written_as_the_contract_says(tmp_path):

@@ -88,6 +88,18 @@ def test_figures_have_intervals_and_shares_have_wilsons():
     assert 0 <= low <= found.said["auroc"]["value"] <= high <= 1
 
 
+def test_the_calibration_error_has_no_interval():
+    """Resamples of well calibrated records are calibrated worse than these."""
+    rng = np.random.default_rng(4)
+    given = torch.from_numpy(rng.uniform(0.05, 0.95, 100))
+    y = torch.from_numpy(rng.random(100)) < given
+    outputs = torch.stack([torch.zeros(100), given.logit(), torch.full((100,), -9.0)], 1)
+    found = counted(outputs.double(), y.long())
+    assert "calibration_error" in found.said
+    assert "auroc" in found.intervals
+    assert not [path for path in found.intervals if "calibration" in path]
+
+
 def test_records_of_one_group_say_less():
     """Ten copies of each of ten records are hardly more than ten records."""
     y = torch.arange(10).remainder(2).repeat_interleave(10)
@@ -150,6 +162,16 @@ class TestThresholds:
     def test_there_is_none_where_records_are_of_one_kind(self):
         data = make_data(60, classes=1)
         assert thresholds(self.predictor(), data, b"key", ("well", "ill")) == ()
+
+    def test_there_is_none_where_one_kind_is_rare(self):
+        """Of sixty records four are ill: whatever catches them may be the best threshold."""
+        data, other = make_data(60, classes=2), make_data(60, classes=2)
+        data.y[:] = 0
+        data.y[:4] = 1
+        assert thresholds(self.predictor(), data, b"key", ("well", "ill")) == ()
+        other.y[:] = 0
+        other.y[::2] = 1
+        assert len(thresholds(self.predictor(), other, b"key", ("well", "ill"))) == 1
 
     def test_each_label_has_its_own(self):
         job = Job.from_file(JobFile.model_validate(document("multilabel")), "job.toml")

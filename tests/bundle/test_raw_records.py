@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.trained_models import CSV
+from support.trained_models import CSV, table_job
 
 from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.bundle.raw_records import TableColumns, raw_form
@@ -30,6 +30,13 @@ def test_what_may_not_be_missing_stays_nan():
     assert found.isnan().tolist() == [[[[True, False, False, False]]]]
 
 
+@pytest.mark.parametrize("value", [NAN, -1.0, 2.0, 0.5])
+def test_what_is_no_category_gets_no_answer(value):
+    """Neither of the sexes is an answer about a patient of none."""
+    found = TableColumns(columns())(torch.tensor([[60.0, value, 200.0]]))
+    assert found.isnan().tolist() == [[[[False, True, True, False]]]]
+
+
 def test_values_far_off_are_cut_as_the_reader_cuts_them():
     """Where the scale is the job's, no value stands out by more than 50 of it."""
     table = columns()
@@ -50,12 +57,22 @@ def test_the_made_up_records_are_read_alike(which, request):
 def test_inputs_say_what_each_number_is(table):
     model = load(table)
     inputs = raw_form(model.contract, model.job).inputs
-    assert inputs == ("age", "sex: 0 = f, 1 = m", "chol")
+    age, sex, chol = inputs
+    ranged = {"least": 18.0, "most": 100.0, "center": 50.0, "scale": 12.5}
+    assert age == {"name": "age", "unit": "years", **ranged, "missing": None}
+    assert sex == {"name": "sex", "categories": ["f", "m"], "missing": "f"}
+    assert chol["missing"] == 240.0
+
+
+def test_a_record_that_is_one_thing_has_its_shape(image):
+    model = load(image)
+    (whole,) = raw_form(model.contract, model.job).inputs
+    assert whole == {"record": "pixels from 0 to 1", "shape": [1, 8, 8]}
 
 
 def test_days_stand_for_dates():
     table = columns(
         features=["born", "chol"], categories={}, dates={"born": "%d.%m.%Y"}, scale={"born": 365.0}
     )
-    form = raw_form(table, None)
+    form = raw_form(table, table_job())
     assert torch.allclose(form.module(form.raw), form.ready)

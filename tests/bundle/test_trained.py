@@ -17,6 +17,7 @@ from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
+from staddle.bundle.evaluating import evaluate
 from staddle.bundle.trained import load
 
 CONTRACT = {key: value for key, value in CSV.items() if key != "kind"}
@@ -100,6 +101,19 @@ def test_values_outside_a_range_are_told_and_many_of_them_refused(table, tmp_pat
     path = write_rows(tmp_path / "months.csv", [f"p{n},{400 + n},f,300\n" for n in range(40)])
     with refused("feature 'age': 40 of 40 records are outside 18 to 100 years"):
         list(model.answer(path))
+
+
+def test_a_value_far_outside_counts_as_much_in_every_kind_of_file(table, tmp_path):
+    """Fifty scales from the center at most, as in training, since the job chose the scale."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    ages = [44] * 40 + [10_000]
+    rows = [f"p{place},{age},f,300\n" for place, age in enumerate(ages)]
+    columns = {"age": ages, "sex": ["f"] * 41, "chol": [300.0] * 41}
+    pq.write_table(pa.table(columns), tmp_path / "new.parquet")
+    text = write_rows(tmp_path / "new.csv", rows)
+    model = load(table)
+    by_text, by_type = (answered(model, path)[1] for path in (text, tmp_path / "new.parquet"))
+    assert torch.equal(by_text, by_type)
 
 
 def test_a_parquet_file_has_the_same_columns(table, tmp_path):
@@ -186,7 +200,7 @@ class TestDecisions:
     @pytest.mark.parametrize("kind", ["regression", "multilabel", "survival", "segmentation"])
     def test_other_tasks_answer_in_their_own_terms(self, kind, tmp_path):
         job = Job.from_file(JobFile.model_validate(document(kind)), "job.toml")
-        data = records(kind, 40, 3)
+        data = records(kind, 80, 3)
         model = load(made(tmp_path / "model", job, data, {"kind": "npz"}))
         np.savez(tmp_path / "new.npz", x=data.held[:5].numpy())
         (piece,) = model.answer(tmp_path / "new.npz")
@@ -209,6 +223,24 @@ class TestDecisions:
             case "segmentation":
                 assert piece.answers.shape == (5, 3, 8, 6)
                 assert torch.equal(piece.decisions, outputs.argmax(1))
+
+    def test_a_label_that_few_records_have_is_called_from_half_on(self, tmp_path):
+        """The other labels keep their thresholds, and each is measured as its own."""
+        job = Job.from_file(JobFile.model_validate(document("multilabel")), "job.toml")
+        data = records("multilabel", 120, 3)
+        data.y[:, 1] = 0
+        data.y[:3, 1] = 1
+        model = load(made(tmp_path / "model", job, data, {"kind": "npz"}))
+        first, middle, last = model.thresholds
+        kept = {own.of: own.value for own in model.description.thresholds}
+        assert list(kept) == [model.threshold_names[0], model.threshold_names[2]]
+        assert (first, last) == tuple(kept.values())
+        assert middle == 0.5
+        x, y = data.held.numpy(), data.y.numpy()
+        np.savez(tmp_path / "labelled.npz", x=x, y=y)
+        (_, own) = evaluate(model, tmp_path / "labelled.npz").thresholds
+        called = model.module.answers(data.held).numpy()[:, 2] >= last
+        assert own.sensitivity == pytest.approx(called[y[:, 2] == 1].mean())
 
 
 class TestWhatIsNotAsItWas:

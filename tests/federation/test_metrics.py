@@ -9,8 +9,7 @@ import urllib.request
 from typer import Typer
 from typer.testing import CliRunner
 
-from staddle.commands import status
-from staddle.commands.federation import local_federation
+from staddle.commands.federation import local_federation, status
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import CONTROL, summary
 

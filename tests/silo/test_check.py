@@ -169,7 +169,7 @@ def test_a_value_whose_stand_in_a_job_may_declare_is_no_fault(federation, config
     found = next(finding for finding in check(config).findings if finding.name == "data")
     assert found.ok
     assert "line 2, column 'age': is missing; complete it" in found.text
-    assert "--job JOB.json reads the records as a job declares them" in found.text
+    assert "values are missing for which only a job's features can say" in found.text
 
 
 def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation, config):

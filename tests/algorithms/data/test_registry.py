@@ -162,11 +162,11 @@ def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job)
         ({"kind": "csv", "file": "none.csv", "features": ["v"], "label": "y"},
             "none.csv: no such file; data.file"),
         ({"kind": "images", "folder": "none"},
-            "none: no such folder; data.folder in the configuration"),
+            "none: no such folder; correct the path, or data.folder"),
         ({"kind": "torchvision", "folder": "d.npz", "name": "MNIST"},
-            "d.npz: no such folder; data.folder"),
-        ({"kind": "natural", "folder": "none", "name": "har"}, "none: no such folder; data.folder"),
-        ({"kind": "tiny-imagenet", "folder": "none"}, "none: no such folder; data.folder"),
+            "d.npz: no such folder; correct the path"),
+        ({"kind": "natural", "folder": "none", "name": "har"}, "none: no such folder; correct"),
+        ({"kind": "tiny-imagenet", "folder": "none"}, "none: no such folder; correct the path"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_said_before_any_job(folder, table, said):

@@ -63,7 +63,8 @@ class CsvRows(Labelled):
 
     def single_fix(self) -> str:
         """To name another delimiter."""
-        return f"its first line has no {self.delimiter!r}: is data.delimiter another?"
+        first = f"its first line has no {self.delimiter!r}"
+        return f"{first}: separate columns so, or correct data.delimiter"
 
 
 class Csv(CsvRows, Table):
@@ -79,10 +80,14 @@ class Csv(CsvRows, Table):
 
     def at(self, data: Path) -> Table:
         """The table in another file, which may be Parquet by its name."""
-        if not is_parquet(data):
-            return self.model_copy(update={"file": data})
+        return self.typed(data) if is_parquet(data) else self.model_copy(update={"file": data})
+
+    def typed(self, where: Path) -> Parquet:
+        """The table of records that are no text; ``where`` names them in errors."""
         own = self.model_dump(include=set(Table.model_fields))
-        return Parquet(kind="parquet", file=data, **own)
+        found = Parquet(kind="parquet", file=where, **own)
+        found._reach = self._reach  # noqa: SLF001 - what model_dump leaves out
+        return found
 
     def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
         """The rows of a CSV or Parquet file; a name is that of the id's column, or its line."""

@@ -13,6 +13,7 @@ volume's mask is NIfTI on the same grid.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -32,6 +33,7 @@ from .....files.file_bounds import check_fits
 from ....models.class_names import names_fault
 from ....models.registry import Shape
 from ...dataset import Dataset
+from ...new_records import NewRecords
 from ...options import COPIES, Names
 from .image_files import (
     ImageFolder,
@@ -89,6 +91,11 @@ class Masks(ImageFolder):
                 f"{self.folder}: images/ and masks/ are expected in this folder; make both, or"
                 " correct data.folder"
             )
+
+    def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
+        """All images below a folder: of one with masks, as for a silo, those in ``images/``."""
+        labelled = self.model_copy(update={"folder": data}).lacking() is None
+        return super().new_records((data, data / "images")[labelled], shape, rows)
 
     def lacking(self) -> str | None:
         """The two folders."""

@@ -228,8 +228,8 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
     if text in table.marks(name):
         if name not in table.missing:
             why = (
-                "is missing; complete it, or declare what it counts as, in data.missing or, with"
-                " least and most, in the job's features"
+                "is missing; complete it. Or the silo declares, before it trains, what it counts"
+                " as: in data.missing or, with least and most, in the job's features"
             )
             raise UndeclaredError(str(fault(table, line, name, why)))
         value = table.missing[name]
@@ -255,8 +255,8 @@ def _value(table: Table, line: int, name: str, text: str) -> Cell:
 
 def _number(table: Table, line: int, name: str, text: str) -> float:
     fix = (
-        f"write it like {table.number('-3.5')}, declare its categories, or add it to"
-        " data.missing_marks"
+        f"write it like {table.number('-3.5')}. Or the silo declares, before it trains, its"
+        " categories, or adds it to data.missing_marks"
     )
     return parsed(table, line, name, text, fix)
 

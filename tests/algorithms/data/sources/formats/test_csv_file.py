@@ -135,7 +135,7 @@ def test_missing_values_count_as_what_is_declared(read, fault):
     assert read(text, **fields, missing={"age": 3, "bmi": 7.5}).x.flatten().tolist() == [
         2, 7.5, 4, 7.5,
     ]  # fmt: skip
-    assert "line 2, column 'bmi': is missing; complete it, or declare" in fault(
+    assert "line 2, column 'bmi': is missing; complete it" in fault(
         text, **fields, missing={"age": 3}
     )
     chosen = {"categories": {"bmi": ["low", "high"]}, "missing": {"age": 0, "bmi": "high"}}
@@ -162,7 +162,7 @@ def test_a_column_may_have_marks_of_its_own(read, fault):
         ("age,bmii,y\n1,2,0\n", {}, "has no column 'bmi'; did you mean 'bmii'?"),
         ("age,bmi,bmi,y\n1,2,3,0\n", {}, "has 2 columns 'bmi'; name them apart"),
         ("age;bmi;y\n1;2;0\n", {},
-            "has no column 'age'; its first line has no ',': is data.delimiter another?"),
+            "has no column 'age'; its first line has no ',': separate columns so"),
         ("anna,63,27\n", {},
             ("nor any other that is declared; where a file has no line with the columns' names,"
             " give")),
@@ -173,7 +173,7 @@ def test_a_column_may_have_marks_of_its_own(read, fault):
         ('age,bmi,y\n1,"2"5,0\n', {}, ", line 2: ',' expected after '\"'; correct its quotes"),
         ('age,bmi,y\n1,"2,0\n', {}, ", line 2: unexpected end of data; correct its quotes"),
         ("age,bmi,y\n1,2,0\n9,,0\n", {},
-            ", line 3, column 'bmi': is missing; complete it, or declare"),
+            ", line 3, column 'bmi': is missing; complete it"),
         ("age,bmi,y\n1,SECRET,0\n", {},
             ", line 2, column 'bmi': is not a number; write it like -3.5"),
         ("age,bmi,y\n1,2,SECRET\n", {},
@@ -324,8 +324,8 @@ def test_decimals_with_a_comma(read, fault):
     assert target.y.tolist() == [27.5]
     # It may stand for thousands.
     assert fault("age;bmi;y\n63;27.5;1\n", delimiter=";", decimal=",") == (
-        ", line 2, column 'bmi': is not a number; write it like -3,5, declare its categories, or"
-        " add it to data.missing_marks"
+        ", line 2, column 'bmi': is not a number; write it like -3,5. Or the silo declares,"
+        " before it trains, its categories, or adds it to data.missing_marks"
     )
     assert "write it like -3.5" in fault("age;bmi;y\n63;27,5;1\n", delimiter=";")
     with pytest.raises(pydantic.ValidationError, match="decimal and delimiter are both ','"):

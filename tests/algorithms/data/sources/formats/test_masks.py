@@ -1,6 +1,7 @@
 """Images with masks: pairs by name, values that become classes, and faults that name the file."""
 
 import resource
+import shutil
 import zlib
 
 import numpy as np
@@ -66,6 +67,19 @@ def fault(read):
         return str(caught.value)
 
     return call
+
+
+def test_new_images_are_not_masks(pair, tmp_path):
+    """A folder as a silo has it holds both; one without masks has images wherever they are."""
+    names = [pair(name) and f"{name}.png" for name in ("a", "b")]
+    table = Masks(kind="masks", folder=tmp_path)
+    (both,) = table.new_records(tmp_path, SHAPE, 8)
+    (images,) = table.new_records(tmp_path / "images", SHAPE, 8)
+    assert both.names == images.names == names
+    assert torch.equal(both.x, images.x)
+    shutil.rmtree(tmp_path / "masks")
+    (alone,) = table.new_records(tmp_path, SHAPE, 8)
+    assert alone.names == [f"images/{name}" for name in names]
 
 
 def test_each_image_has_the_mask_of_its_name(pair, read):
