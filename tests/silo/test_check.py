@@ -471,3 +471,10 @@ def test_the_command_numbers_its_lines_and_ends_with_1(config):
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)
     assert [finding["name"] for finding in document["findings"]] == NAMES + WAY
+
+
+def test_records_of_several_inputs_are_told_by_input(config):
+    table = 'kind = "package"\nname = "wards"\noptions = { count = 40 }\n'
+    edit(config, 'file = "data.npz"\n', table)
+    said = texts_of(config)["data"]
+    assert "40 records of shape image [1, 8, 8], labs [3], note [5], 4 classes" in said

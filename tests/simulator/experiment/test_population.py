@@ -364,3 +364,16 @@ def test_some_of_the_clients_keep_what_they_have_among_all(experiment, tmp_path)
     assert tuple(from_file.records) == ("silo-000", "silo-005")
     with refused(r"partition\.keep = 11, there are 10 clients; lower it"):
         populate(experiment(partition=f"{dealt}keep = 11"))
+
+
+def test_a_method_takes_the_inputs_of_the_file(experiment):
+    """As many numbers, in other shapes."""
+    note = "{ shape = [3], tokens = 20 }"
+    other = f"{{ image = {{ shape = [1, 8, 8] }}, labs = {{ shape = [5] }}, note = {note} }}"
+    with refused("its model has inputs .*all methods take the same records"):
+        experiment(
+            data='kind = "package"\nname = "wards"\noptions = { count = 60 }',
+            partition=SHARDS,
+            model=f"classes = 4\n{WARDED}",
+            methods=f'[method]\nname = "fedavg"\nmodel = {{ inputs = {other} }}',
+        )
