@@ -66,10 +66,10 @@ def attacking(self, round_, counted, delivered):
     return Contributions({**given.tensors, "model": {**lies, WEIGHT: weight}}, given.taints)
 
 
-def reading(self, counted, delivered):
+def reading(self, counted, delivered, maker):
     job = self.admitted.job
     safetensors.torch.save_file(delivered["model"], folder / job.name / f"down-{job.length}")
-    finish(self, counted, delivered)
+    finish(self, counted, delivered, maker)
 
 
 work.JobTraining.train, work.JobTraining.finish = attacking, reading
