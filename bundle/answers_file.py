@@ -7,11 +7,13 @@
     413,absent,0.9402,0.0598,chol
 
 ``record`` is what the id's column has, the line of the file, or an image's path. ``outside`` names
-features whose value is beyond the range that the job declared.
+features whose value is beyond the range that the job declared. A text that a spreadsheet would
+compute, such as =1+1, has ' before it.
 """
 
 import csv
 import io
+import re
 import secrets
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +24,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..algorithms.data.features import NUMBER
 from ..errors import LocalError, UnwritableError
 from ..files.documents import unwritable
 from .trained import AnsweredRecords, TrainedModel
 
 DENSE, TABLE = ".npz", ".csv"
+# What spreadsheets compute; a number is none, nor is a single sign.
+FORMULA = re.compile(rf"(?!(?:{NUMBER.pattern})$)[=+@\t\r-].", re.DOTALL)
+# Whoever unpacks the archive gets files below one folder.
+MEMBER = re.compile(r"(?!/|(.*/)?\.\.(/|$))[^\\\x00-\x1f\ud800-\udfff]{1,1000}")
 
 
 def write(path: Path, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
@@ -72,19 +79,21 @@ def table_of(model: TrainedModel, piece: AnsweredRecords) -> dict[str, Sequence[
 
 
 def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
-    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    # A file's name may hold what UTF-8 does not.
+    text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     tables = map(partial(table_of, model), pieces)
     for table in tables:
         if not file.tell():
-            writer.writerow(table)
-        writer.writerows(map(_texts, zip(*table.values(), strict=True)))
+            writer.writerow(map(_text, table))
+        writer.writerows(map(_text, row) for row in zip(*table.values(), strict=True))
         yield len(table["record"])
     text.detach()
 
 
-def _texts(row: Sequence[Any]) -> list[str]:
-    return [f"{value:.6g}" if isinstance(value, float) else str(value) for value in row]
+def _text(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"'{text}" if FORMULA.match(text) else text
 
 
 def _arrays(
@@ -97,6 +106,12 @@ def _arrays(
                 raise LocalError(f"the task {model.job.task.kind} decides nothing for a position")
             whole = piece.decisions.numpy().astype(np.uint8 if small else np.int64)
             for name, own in zip(piece.names, whole, strict=True):
-                with archive.open(f"{name}.npy", "w") as member:
+                array = f"{name}.npy"
+                if array in archive.NameToInfo or not MEMBER.fullmatch(name):
+                    raise LocalError(
+                        f"record {name[:100]!r}: cannot name an array of the file; give records"
+                        " names that differ, without .. or a slash in front"
+                    )
+                with archive.open(array, "w") as member:
                     np.lib.format.write_array(member, own, allow_pickle=False)
             yield len(piece.names)

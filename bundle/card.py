@@ -142,7 +142,8 @@ def _figures(description: Description, job: Job) -> Iterator[str]:
     yield "\n## Figures\n"
     yield (
         f"Measured on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
-        " records have Wilson's interval, other figures that of a bootstrap over records."
+        " records have Wilson's interval, other figures that of a bootstrap over records, or over"
+        " groups of them."
     )
     unit = str(getattr(job.task, "unit", ""))
     yield from table(FIGURES, figure_rows(measured, names, unit))
@@ -156,9 +157,10 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
         return
     yield "\n## Thresholds\n"
     yield (
-        "`predict` does not decide by what is most probable: it calls a record by the class below"
-        " from this probability on. Some of the test records chose the threshold, which has the"
-        " largest sensitivity plus specificity on them; the others measured it."
+        "`predict` does not decide by what is most probable: it calls a record by the class below,"
+        " or the label, from this probability on, and by a label without a threshold from 0.5 on."
+        " Some of the test records chose the threshold, which has the largest sensitivity plus"
+        " specificity on them; the others measured it."
     )
     yield from table(THRESHOLDS, threshold_rows(thresholds))
 

@@ -47,7 +47,7 @@ def evaluate(model: TrainedModel, data: Path) -> ModelEvaluation:
 
 def _measured(model: TrainedModel, records: Dataset) -> ModelEvaluation:
     job, module = model.job, model.module
-    counting = counting_of(job.task, job.model.width, job.metrics)
+    counting = counting_of(job.task, job.model.width, job.metrics, len(records))
     marks = marked(module.outputs, module.parts, records, counting)
     whole = {name: np.concatenate(pieces) for name, pieces in marks.items()}
     truth = records.y.numpy()

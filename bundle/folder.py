@@ -16,10 +16,10 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 
@@ -34,6 +34,7 @@ from ..files.documents import (
     validate,
     write_new,
 )
+from ..files.file_bounds import open_regular
 from ..security.identity.domains import MODEL
 from ..security.identity.keys import Hex32, Hex64, Keys, Role, RosterEntry
 from ..security.identity.roster import Roster
@@ -112,10 +113,13 @@ class VerifiedFolder:
 def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
     """Make the folder, as a whole or not at all; UnwritableError where the disk does not take it.
 
-    ``files`` are all but the signature. LocalError if something lies there already.
+    ``files`` are all but the signature. LocalError if something lies there already, or the
+    description is longer than any that is read.
     """
     if path.exists():
         raise LocalError(f"{path}: exists already; move it away or choose another folder")
+    if len(files.get(DESCRIPTION, b"")) > MOST_DESCRIPTION:
+        raise LocalError(f"{path / DESCRIPTION}: larger than {MOST_DESCRIPTION:,} bytes")
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     signed = FolderSignature(files=digests)
     if keys is not None:
@@ -144,7 +148,7 @@ def write(path: Path, files: Mapping[str, bytes], keys: Keys | None) -> None:
 
 def read(path: Path) -> VerifiedFolder:
     """The folder, all of whose files are as they were signed; LocalError says which is not."""
-    if not (path / DESCRIPTION).is_file():
+    if not (path / DESCRIPTION).exists():
         raise LocalError(
             f"{path}: no model there; a model is a folder with {DESCRIPTION}, such as"
             " jobs/<job>/model of a silo's state"
@@ -160,6 +164,10 @@ def read(path: Path) -> VerifiedFolder:
             )
     document = parse_json(read_bytes(path / DESCRIPTION, MOST_DESCRIPTION), str(path / DESCRIPTION))
     description = validate(document, Description, str(path / DESCRIPTION))
+    if hashlib.sha256(canonical_json(description.job)).hexdigest() != description.job_digest:
+        raise LocalError(
+            f"{path / DESCRIPTION}: job_digest is not that of its job; ask for the folder again"
+        )
     # The same member made and signed it: else a silo's model could pass for another's.
     signer = signature.signer
     maker = description.origin.name if description.origin.kind == "silo" else None
@@ -172,7 +180,9 @@ def read(path: Path) -> VerifiedFolder:
 
 
 def _signature(path: Path) -> FolderSignature:
-    return validate(parse_json(read_bytes(path), str(path)), FolderSignature, str(path))
+    # To read a FIFO would be to wait for ever.
+    with _opened(path):
+        return validate(parse_json(read_bytes(path), str(path)), FolderSignature, str(path))
 
 
 def _signed_bytes(files: Mapping[str, Any], signer: str) -> bytes:
@@ -181,10 +191,17 @@ def _signed_bytes(files: Mapping[str, Any], signer: str) -> bytes:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
+    with _opened(path) as file:
+        while piece := file.read(AT_ONCE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file of the folder, which may be from elsewhere; LocalError for a FIFO or a device."""
     try:
-        with path.open("rb") as file:
-            while piece := file.read(AT_ONCE):
-                digest.update(piece)
+        with open_regular(path) as file:
+            yield file
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
-    return digest.hexdigest()

@@ -76,7 +76,8 @@ class ModelMaker:
     ) -> Description:
         job, task, width = self.job, self.job.task, self.job.model.width
         predictor = Predictor.of(job, self.origin.name, state)
-        names, counting = output_names(job, train), counting_of(task, width, job.metrics)
+        names = output_names(job, train)
+        counting = counting_of(task, width, job.metrics, len(test))
         classes = histogram(task, train.y, width).tolist() if task.has_classes else ()
         return Description(
             made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -88,7 +89,7 @@ class ModelMaker:
             output_names=names,
             records=SplitSizes(train=len(train), test=len(test), train_by_class=tuple(classes)),
             measured=measured(predictor, test, counting, cancelled),
-            thresholds=thresholds(predictor, test, self._half_key, names),
+            thresholds=thresholds(predictor, test, self._half_key, names, cancelled),
             privacy=self._spent(state),
             self_test=self_test(predictor, job),
         )

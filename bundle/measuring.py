@@ -2,8 +2,9 @@
 
 Shares of records get Wilson's interval (E. B. Wilson, JASA 22, 1927, Eq. 4), other figures that of
 a percentile bootstrap over records, or over groups of records where these belong together. Shares
-of grouped records get the hull of both. All are 95 % intervals. The calibration error has none: it
-is larger in resamples than in the records they were drawn from, so its interval would lie above it.
+of grouped records get the hull of both; where there is no bootstrap, that of as many records as
+there are groups. All are 95 % intervals. The calibration error has none: it is larger in resamples
+than in the records they were drawn from, so its interval would lie above it.
 """
 
 from collections import defaultdict
@@ -24,15 +25,17 @@ from ..algorithms.numerics.streams import stream
 from ..algorithms.tasks.counting import Counting, Marks, Tally
 from ..algorithms.tasks.metrics_table import MetricsTable
 from ..algorithms.tasks.task import Task
-from ..algorithms.training.loop import evaluation_chunk, marked, never
+from ..algorithms.training.loop import evaluation_chunk, marked, never, stoppable
 from ..errors import LocalError
 from .description import Figures, Range, Threshold
 from .predictor import Predictor
 
 Z = 1.959963984540054  # the 97.5th percentile of the normal distribution
 RESAMPLES = 400
-MOST_CELLS = 2**26  # marks that all resamples together count
-FEWEST_RESAMPLES = 100
+FEWEST_RESAMPLES = 100  # of fewer, percentiles of 2.5 % say little
+MOST_CELLS = 2**30  # that all resamples together count: half a minute
+CLASS_CELLS = 512  # what the measures of one class cost, in marks that are counted
+MOST_SCORES = 2**28  # places of scores, two bytes each
 SCORE_BINS, RISK_BINS = 64, 64
 MOST_CONFUSED = 100  # classes of a matrix in a description
 BIASED = "calibration_error"  # has no interval (see above)
@@ -42,11 +45,14 @@ FEWEST = (
 SHARES = ("sensitivity", "specificity", "precision")  # of a class's measures
 
 
-def thorough(job_metrics: MetricsTable, task: Task, outputs: int) -> MetricsTable:
-    """All measures of the task, whatever of them the job lets cross: these stay at the silo."""
+def thorough(job_metrics: MetricsTable, task: Task, outputs: int, records: int) -> MetricsTable:
+    """All measures of the task, whatever of them the job lets cross: these stay at the silo.
+
+    Without scores where these would take gigabytes.
+    """
     asked: dict[str, Any] = {
         "confusion": outputs <= MOST_CONFUSED,
-        "score_bins": SCORE_BINS,
+        "score_bins": SCORE_BINS * (outputs * records <= MOST_SCORES),
         "targets": True,
         "risk_bins": RISK_BINS,
     }
@@ -54,9 +60,9 @@ def thorough(job_metrics: MetricsTable, task: Task, outputs: int) -> MetricsTabl
     return job_metrics.model_copy(update=own)
 
 
-def counting_of(task: Task, outputs: int, metrics: MetricsTable) -> Counting:
-    """What is counted of a model here, exactly."""
-    return counted(task, outputs, thorough(metrics, task, outputs), noised=False)
+def counting_of(task: Task, outputs: int, metrics: MetricsTable, records: int) -> Counting:
+    """What is counted of a model here on so many records, exactly."""
+    return counted(task, outputs, thorough(metrics, task, outputs, records), noised=False)
 
 
 def measured(
@@ -71,7 +77,7 @@ def measured(
     """
     marks = marked(predictor.outputs, predictor.parts, data, counting, None, cancelled)
     whole = {name: np.concatenate(pieces) for name, pieces in marks.items()}
-    return figures_of(counting, whole, data.y.cpu().numpy(), data.groups)
+    return figures_of(counting, whole, data.y.cpu().numpy(), data.groups, cancelled)
 
 
 def figures_of(
@@ -79,19 +85,24 @@ def figures_of(
     marks: Mapping[str, Marks],
     truth: Marks,
     groups: Sequence[str] | None = None,
+    cancelled: Callable[[], bool] = never,
 ) -> Figures:
-    """The figures that marks of records [N, …] give, with intervals."""
+    """The figures that marks of records [N, …] give, with intervals.
+
+    CancelledError once ``cancelled()`` holds.
+    """
     tally = counting.count(_pieces(marks), [truth])
     said = tally.said()
-    resampled = _resampled(counting, marks, truth, groups)
-    # Resamples that all say the same do not know how sure they are.
-    sure = filterfalse(methodcaller("endswith", BIASED), dict(flat(said)))
-    known = filter(lambda name: len(set(resampled[name])) > 1, sure)
+    resampled = _resampled(counting, marks, truth, groups, said, cancelled)
+    sure = filterfalse(methodcaller("endswith", BIASED), resampled)
+    # Resamples that all say the same do not know how sure they are, nor do those without a number.
+    known = filter(lambda name: 0 < np.ptp(resampled[name]) < inf, sure)
     intervals = {name: _percentiles(resampled[name]) for name in known}
+    apart = independent(groups)
     for name, share, records in _shares(said, tally):
         own = wilson(share, records)
         # Records of one group say less than as many others.
-        low, high = own if groups is None else intervals.get(name, own)
+        low, high = own if groups is None else intervals.get(name, wilson(share, records * apart))
         intervals[name] = min(low, own[0]), max(high, own[1])
     return Figures(
         records=tally.records,
@@ -102,8 +113,14 @@ def figures_of(
     )
 
 
-def wilson(share: float, records: int) -> Range:
-    """The interval of a share of so many records, at least one."""
+def independent(groups: Sequence[str] | None) -> float:
+    """The least share of records that count, if those of one group all say the same."""
+    return len(set(groups)) / len(groups) if groups else 1.0
+
+
+def wilson(share: float, records: float) -> Range:
+    """The interval of a share of so many records, of at least one."""
+    records = max(records, 1.0)
     center = share + Z * Z / (2 * records)
     half = Z * sqrt(share * (1 - share) / records + Z * Z / (4 * records * records))
     scale = 1 + Z * Z / records
@@ -133,22 +150,31 @@ def _pieces(marks: Mapping[str, Marks]) -> dict[str, list[Marks]]:
 
 
 def _resampled(
-    counting: Counting, marks: Mapping[str, Marks], truth: Marks, groups: Sequence[str] | None
+    counting: Counting,
+    marks: Mapping[str, Marks],
+    truth: Marks,
+    groups: Sequence[str] | None,
+    said: Mapping[str, Any],
+    cancelled: Callable[[], bool],
 ) -> dict[str, list[float]]:
-    """Each figure of resamples with replacement."""
-    # By group, the places of its records; single records are groups of one.
-    members: dict[Any, list[int]] = {}
-    for place, group in enumerate(groups or range(len(truth))):
-        members.setdefault(group, []).append(place)
-    own = list(map(np.array, members.values()))
+    """Each figure of resamples with replacement; none where these would take too long."""
+    # Records in the order of their groups; single records are groups of one.
+    _, codes, sizes = np.unique(
+        list(groups or range(len(truth))), return_inverse=True, return_counts=True
+    )
+    order, starts = np.argsort(codes, kind="stable"), np.cumsum(sizes) - sizes
 
-    cells = truth.size + sum(map(attrgetter("size"), marks.values()))
-    rounds = max(FEWEST_RESAMPLES, min(RESAMPLES, MOST_CELLS // max(cells, 1)))
+    measures = CLASS_CELLS * len(said.get("classes", ()))
+    cells = truth.size + sum(map(attrgetter("size"), marks.values())) + measures
+    rounds = min(RESAMPLES, MOST_CELLS // cells)
     rng = stream(0, "", 0, "bootstrap")
     found: defaultdict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        groups_drawn = rng.integers(0, len(own), len(own))
-        drawn = np.concatenate(list(map(own.__getitem__, groups_drawn)))
+    for _ in stoppable(range(rounds * (rounds >= FEWEST_RESAMPLES)), cancelled):
+        groups_drawn = rng.integers(0, len(sizes), len(sizes))
+        taken = sizes[groups_drawn]
+        # The number of each drawn record in its group.
+        inner = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
+        drawn = order[np.repeat(starts[groups_drawn], taken) + inner]
         here = {name: [mark[drawn]] for name, mark in marks.items()}
         for name, value in flat(counting.count(here, [truth[drawn]]).said()):
             found[name].append(value)
@@ -162,13 +188,14 @@ def _percentiles(values: Sequence[float]) -> Range:
 
 def _shares(said: Mapping[str, Any], tally: Tally) -> Iterator[tuple[str, float, int]]:
     """Figures that are shares of records: the path, the share, and of how many."""
+    tested = tally.records
     if tally.balanced is not None:
-        yield "accuracy", said["accuracy"], tally.records
+        yield "accuracy", said["accuracy"], tested
     for place, own in enumerate(said.get("classes", ())):
         # Of the class, of all others, and those that were called it.
         right = (own["sensitivity"] or 0) * own["records"]
         called = round(right / (own["precision"] or inf))
-        sizes = own["records"], tally.records - own["records"], called
+        sizes = own["records"], tested - own["records"], called
         for name, records in zip(SHARES, sizes, strict=True):
             if records:
                 yield f"classes.{place}.{name}", own[name], records
@@ -176,14 +203,22 @@ def _shares(said: Mapping[str, Any], tally: Tally) -> Iterator[tuple[str, float,
 
 @dataclass(frozen=True, eq=False)
 class CutOffInputs:
-    """What is compared with thresholds [N, K], and what is true of it [N, K] bool."""
+    """What is compared with thresholds [N, K], and what is true of it [N, K] bool.
+
+    Of grouped records a share is ``independent``.
+    """
 
     values: NDArray[np.float64]
     truths: NDArray[np.bool_]
+    independent: float = 1.0
 
 
 def thresholds(
-    predictor: Predictor, data: Dataset, key: bytes, names: Sequence[str]
+    predictor: Predictor,
+    data: Dataset,
+    key: bytes,
+    names: Sequence[str],
+    cancelled: Callable[[], bool] = never,
 ) -> tuple[Threshold, ...]:
     """The thresholds of a model, chosen on one half of the records and measured on the other.
 
@@ -198,7 +233,7 @@ def thresholds(
     # Fewer than two records, or all on one side.
     except LocalError:
         return ()
-    chosen, tested = (compared(predictor, task, side) for side in (validation, test))
+    chosen, tested = (compared(predictor, task, side, cancelled) for side in (validation, test))
     found = []
     for place, name in enumerate(names[-count:]):
         truths = chosen.truths[:, place]
@@ -214,20 +249,21 @@ def fewer(truths: NDArray[np.bool_]) -> int:
     return int(min(truths.sum(), (~truths).sum()))
 
 
-def compared(predictor: Predictor, task: Task, data: Dataset) -> CutOffInputs:
+def compared(
+    predictor: Predictor, task: Task, data: Dataset, cancelled: Callable[[], bool] = never
+) -> CutOffInputs:
     """What a model's thresholds are compared with, of all records."""
-    pieces = [
-        task.compared(predictor.answers(x)).double()
-        for x, _ in chunks_of(data, evaluation_chunk(data.x.shape, predictor.parts))
-    ]
-    return CutOffInputs(torch.cat(pieces).numpy(), task.truths(data.y).numpy())
+    chunks = chunks_of(data, evaluation_chunk(data.x.shape, predictor.parts))
+    pieces = [task.compared(predictor.answers(x)).double() for x, _ in stoppable(chunks, cancelled)]
+    values, truths = torch.cat(pieces).numpy(), task.truths(data.y).numpy()
+    return CutOffInputs(values, truths, independent(data.groups))
 
 
 def judged(name: str, value: float, chosen_on: int, tested: CutOffInputs, place: int) -> Threshold:
     """A threshold, and what comes of it on records that did not choose it."""
     truths = tested.truths[:, place]
     called = tested.values[:, place] >= value
-    has, lacks = int(truths.sum()), int((~truths).sum())
+    has, lacks, own = int(truths.sum()), int((~truths).sum()), tested.independent
     sensitivity = float(called[truths].mean()) if has else None
     specificity = float((~called[~truths]).mean()) if lacks else None
     return Threshold(
@@ -236,9 +272,9 @@ def judged(name: str, value: float, chosen_on: int, tested: CutOffInputs, place:
         chosen_on=chosen_on,
         measured_on=len(truths),
         sensitivity=sensitivity,
-        sensitivity_interval=None if sensitivity is None else wilson(sensitivity, has),
+        sensitivity_interval=None if sensitivity is None else wilson(sensitivity, has * own),
         specificity=specificity,
-        specificity_interval=None if specificity is None else wilson(specificity, lacks),
+        specificity_interval=None if specificity is None else wilson(specificity, lacks * own),
     )
 
 

@@ -17,6 +17,7 @@ from ..algorithms.data.registry import KINDS
 from ..algorithms.job.foreign_code import Allowed, check_code, runs_others_code
 from ..algorithms.job.job import DERIVED, Job, JobFile
 from ..algorithms.models.build import input_shape, vocabularies
+from ..algorithms.models.class_names import names_fault
 from ..algorithms.models.inputs import inputs_differ, shapes_of
 from ..algorithms.numerics.devices import exact
 from ..algorithms.tasks.multilabel import HALF
@@ -34,6 +35,7 @@ from .making import trial_answers
 from .predictor import Predictor
 
 PATHS = ("file", "folder")  # keys of a [data] table that a contract lacks
+NAMING = ("output_names", "job.model")  # keys of a description
 # Releases and machines round otherwise; a model that is computed otherwise is further off.
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 
@@ -119,6 +121,12 @@ class TrainedModel:
             with exact(), guard(self.job.task):
                 answers = self.module.answers(piece.x)
                 decisions = self.job.task.decisions(answers, self.thresholds)
+            # Else a class would be called that no number stands for.
+            if not answers.isfinite().all():
+                raise LocalError(
+                    f"{self.folder.path}: answers with NaN or infinity: its training"
+                    " diverged; use another model"
+                )
             yield AnsweredRecords(tuple(piece.names), answers, decisions, ranges.outside(piece.x))
         if not total:
             raise LocalError(f"{where}: holds no records; give at least one")
@@ -176,6 +184,8 @@ def load(path: Path, packages: Allowed = ()) -> TrainedModel:
     guarded = others_code(f"{where}: the code that the job names fails", "correct it")
     with guarded if runs_others_code(document) else nullcontext():
         job = _job(verified, where)
+        if fault := names_fault(verified.description.output_names, job.model.width, *NAMING):
+            raise LocalError(f"{where}: {fault}")
         weights = path / folder.WEIGHTS
         check_fits(weights, 2 * weights.stat().st_size, "the model")
         state = state_from_bytes(weights.read_bytes(), str(weights))

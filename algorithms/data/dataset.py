@@ -222,7 +222,7 @@ def unlabelled(path: Path) -> Unlabelled:
     """Like ``load_npz``, for a file that need not say what is true of its records."""
     arrays = read_arrays(path, (), several=("x",))
     found = {name: arrays.pop(name) for name in FIXES.keys() & arrays.keys()}
-    count = len(next(iter(arrays.values())))
+    count = len(np.atleast_1d(next(iter(arrays.values()))))
     for name, x in arrays.items():
         _check_records(path, name, x, np.zeros(count, np.int64))
     names = tuple(map(str, range(count)))

@@ -95,7 +95,9 @@ class Classification(Task):
         """The class: with a threshold 1 from it on, else the most likely one."""
         if not thresholds:
             return answers.argmax(1)
-        return (self.compared(answers) >= answers.new_tensor(thresholds))[:, 0].long()
+        # In float64, as thresholds are chosen: float32 may round one to a value next to it.
+        cuts = torch.tensor(thresholds, dtype=torch.float64, device=answers.device)
+        return (self.compared(answers).double() >= cuts)[:, 0].long()
 
     def records_fault(self, y: Tensor, outputs: int) -> str:
         """A label that is no class, or y that are no labels."""

@@ -69,7 +69,9 @@ class Multilabel(Task):
 
     def decisions(self, answers: Tensor, thresholds: Sequence[float] = ()) -> Tensor:
         """Which labels a record has: those from their threshold on, which is 0.5 by default."""
-        return (answers >= answers.new_tensor(thresholds or (HALF,))).long()
+        # In float64, as thresholds are chosen: float32 may round one to a value next to it.
+        cuts = torch.tensor(thresholds or (HALF,), dtype=torch.float64, device=answers.device)
+        return (answers.double() >= cuts).long()
 
     def strata(self, y: Tensor) -> Tensor:
         """The first label that a record has, from 1 on; 0 for none."""

@@ -45,7 +45,7 @@ def verify(
         f"files      as they were signed: {', '.join(folder.FILES)}",
         f"made by    {origin.kind} {origin.name}"
         + (f" of federation {origin.federation}" if origin.federation else ""),
-        f"job        {found.description.job['name']}, SHA-256 {found.description.job_digest}",
+        f"job        {found.description.job.get('name')}, SHA-256 {found.description.job_digest}",
     )
     if found.signer is None:
         printer.show("signature  none: a simulation has no keys")

@@ -23,6 +23,7 @@ from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.silo_round import final_round, local_round
 from ...bundle.making import ModelMaker
 from ...errors import CancelledError, LocalError, UnwritableError
+from ...files.packages import others_code
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
 from ..job_folder import JobFolder
@@ -126,7 +127,9 @@ class JobTraining:
             return
         try:
             model, sides = self.folder.model, (admitted.train, admitted.test)
-            maker.write(model, state, *sides, self.cancelled)
+            # A task, a metric or torch may fail in any way.
+            with others_code("its model cannot be described", "report it"):
+                maker.write(model, state, *sides, self.cancelled)
             log.event("model.kept", job=admitted.job.name, folder=str(model))
         except (UnwritableError, CancelledError):
             raise

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from support.jobs import make_data, make_job
 from support.other_tasks import document, records
 from support.refusals import refused
 from support.trained_models import made, table_rows
@@ -99,3 +100,31 @@ def test_positions_are_arrays(tmp_path):
     for name, own in zip(piece.names, piece.decisions.numpy(), strict=True):
         assert found[name].dtype == np.uint8
         assert (found[name] == own).all()
+
+
+def test_no_text_is_computed_by_a_spreadsheet(tmp_path):
+    """Names come from a job, and ids from a file, which others wrote."""
+    names = ["=1+1", "-"]
+    job = make_job(model={"classes": 2, "class_names": names})
+    data = make_data(20, classes=2)
+    model = load(made(tmp_path / "model", job, data, {"kind": "npz"}))
+    ids = ["@SUM(A1)", "-12.5", "+x", "\ud800", "p-1"]
+    np.savez(tmp_path / "new.npz", x=data.x[:5].numpy(), ids=np.array(ids))
+    written(model, tmp_path / "new.npz", tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [row["record"] for row in rows] == ["'@SUM(A1)", "-12.5", "'+x", "\\ud800", "p-1"]
+    assert {row["predicted"] for row in rows} <= {"'=1+1", "-"}
+    assert list(rows[0]) == ["record", "predicted", "p(=1+1)", "p(-)"]
+
+
+@pytest.mark.parametrize(
+    "odd", ["../../x", "/etc/x", "a/..", "a\\x", "same", "\ud800", "a\nb", "a" * 2000]
+)
+def test_names_of_arrays_stay_below_a_folder(odd, tmp_path):
+    job = Job.from_file(JobFile.model_validate(document("segmentation")), "job.toml")
+    data = records("segmentation", 12, 3)
+    model = load(made(tmp_path / "model", job, data, {"kind": "npz"}))
+    np.savez(tmp_path / "new.npz", x=data.held[:3].numpy(), ids=np.array(["same", "a..b/c", odd]))
+    with refused("cannot name an array of the file"):
+        written(model, tmp_path / "new.npz", tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()

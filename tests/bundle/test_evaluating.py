@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, roc_auc_score
 from support.jobs import make_data
 from support.refusals import refused
@@ -32,6 +33,18 @@ def test_figures_are_scikit_learns(table, labelled, tmp_path):
     assert own.sensitivity == pytest.approx(caught / (caught + missed))
     assert own.specificity == pytest.approx(right / (right + wrong))
     assert own.measured_on == 300
+
+
+def test_values_far_out_are_those_that_predict_takes(table, tmp_path):
+    """Both move them to the same place, where the model would say something else of them."""
+    rows, model = table_rows(100), load(table)
+    rows[7] = "p7,1000000,f,300,yes\n"
+    (tmp_path / "far.csv").write_text(HEADER + "".join(rows))
+    contract = model.contract
+    again = contract.at(tmp_path / "far.csv").load(model.job.model, model.job.features, wary=True)
+    (piece,) = contract.new_records(tmp_path / "far.csv", (1, 1, 4), 200)
+    assert torch.equal(again.held, piece.x)
+    assert piece.x[7, 0, 0, 0] == 50.0
 
 
 def test_calibration_is_how_often_it_is_true(table, labelled):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -184,3 +185,29 @@ def test_a_folder_that_is_none_is_told(tmp_path):
     for path in (tmp_path / "nothing", tmp_path / "first"):
         with refused("no model there; a model is a folder with model.json"):
             folder.read(path)
+
+
+@pytest.mark.parametrize("name", [*folder.FILES, folder.SIGNATURE])
+def test_a_file_that_never_ends_is_not_waited_for(copied, name):
+    (copied / name).unlink()
+    os.mkfifo(copied / name)
+    with refused(f"{name}: is a FIFO, not a file"):
+        folder.read(copied)
+
+
+def test_a_job_has_its_own_digest(known, tmp_path):
+    files = {name: (known.model / name).read_bytes() for name in folder.FILES}
+    description = json.loads(files[folder.DESCRIPTION])
+    description["job_digest"] = "0" * 64
+    files[folder.DESCRIPTION] = json.dumps(description).encode()
+    folder.write(tmp_path / "model", files, known.keys["north"])
+    with refused("job_digest is not that of its job"):
+        folder.read(tmp_path / "model")
+
+
+def test_a_description_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "MOST_DESCRIPTION", 3)
+    folder.write(tmp_path / "short", {folder.DESCRIPTION: b"abc"}, None)
+    with refused("larger than 3 bytes"):
+        folder.write(tmp_path / "model", {folder.DESCRIPTION: b"abcd"}, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["short"]

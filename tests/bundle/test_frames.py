@@ -64,6 +64,8 @@ def test_a_data_frame_gets_a_data_frame_with_its_index(model, told, dtypes):
 def test_frames_of_another_contract_are_refused(model, arrays):
     with refused("the data frame: has no column 'chol'"):
         model.predict(pd.DataFrame(PATIENTS).drop(columns="chol"))
+    with refused("the columns have from 2 to 3 values"):
+        model.predict({**PATIENTS, "age": [44, 45]})
     with refused("the data frame, record 1, column 'age': is not a number"):
         model.predict({**PATIENTS, "age": [44, "old", 33]})
     with refused("column 'sex': is not one of its categories"):

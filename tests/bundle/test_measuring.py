@@ -1,5 +1,7 @@
 """Figures, intervals and thresholds, against hand-worked numbers and a slow bootstrap."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,18 @@ from support.other_tasks import document, records
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.tasks.metrics_table import MetricsTable
+from staddle.bundle import measuring
 from staddle.bundle.measuring import (
     best_cut,
     counting_of,
     figures_of,
+    independent,
     measured,
     thresholds,
     wilson,
 )
 from staddle.bundle.predictor import Predictor
+from staddle.errors import CancelledError
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_the_best_threshold_is_that_of_a_slow_search():
 
 def counted(outputs, y, groups=None):
     job = make_job()
-    counting = counting_of(job.task, 3, MetricsTable())
+    counting = counting_of(job.task, 3, MetricsTable(), len(y))
     marks = {name: mark.numpy() for name, mark in counting.marks(outputs, y).items()}
     return figures_of(counting, marks, y.numpy(), groups)
 
@@ -119,7 +124,7 @@ def test_records_of_one_group_say_less():
 def test_a_bootstrap_of_a_mean_is_that_of_its_standard_error():
     """MAE of a regression: the normal interval of a mean of 200 errors."""
     job = Job.from_file(JobFile.model_validate(document("regression")), "job.toml")
-    counting = counting_of(job.task, 1, MetricsTable())
+    counting = counting_of(job.task, 1, MetricsTable(), 200)
     rng = np.random.default_rng(2)
     y = torch.from_numpy(rng.uniform(5, 35, 200).astype(np.float32))
     errors = torch.from_numpy(rng.uniform(0, 4, 200))
@@ -133,6 +138,74 @@ def test_a_bootstrap_of_a_mean_is_that_of_its_standard_error():
     assert (low, high) == pytest.approx(
         (float(errors.mean()) - half, float(errors.mean()) + half), abs=0.3 * half
     )
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """As if the records were too many for a bootstrap."""
+    monkeypatch.setattr(measuring, "MOST_CELLS", measuring.FEWEST_RESAMPLES)
+
+
+def test_too_many_records_for_a_bootstrap_have_shares_with_intervals(few):
+    y = torch.arange(40).remainder(2)
+    outputs = torch.nn.functional.one_hot((torch.arange(40) < 30).long() * y, 3).double()
+    found = counted(outputs, y)
+    assert found.intervals["accuracy"] == wilson(found.said["accuracy"], 40)
+    assert "auroc" not in found.intervals
+    # Of ten patients each might say the same four times.
+    groups = [f"patient {place // 4}" for place in range(40)]
+    grouped = counted(outputs, y, groups).intervals["accuracy"]
+    assert grouped == wilson(found.said["accuracy"], 10)
+
+
+def test_records_of_one_group_that_all_agree_are_one(few):
+    assert wilson(1.0, 0.5) == wilson(1.0, 1)
+    assert independent(None) == 1.0
+    assert independent(["a", "a", "b", "b"]) == 0.5
+
+
+def test_each_record_is_drawn_as_often_as_its_group():
+    """A figure of resamples of groups of unlike sizes, against a slow bootstrap."""
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(1, 9, 30)
+    groups = np.repeat([f"p{place}" for place in range(30)], sizes)
+    right = rng.random(len(groups)) < np.repeat(rng.random(30), sizes)
+    # Groups lie apart.
+    order = rng.permutation(len(groups))
+    groups, right = groups[order], right[order]
+    y = torch.ones(len(groups), dtype=torch.int64)
+    outputs = torch.nn.functional.one_hot(torch.from_numpy(right).long(), 3).double()
+    low, high = counted(outputs, y, groups.tolist()).intervals["accuracy"]
+    members = [right[groups == f"p{place}"] for place in range(30)]
+    slow = [
+        np.concatenate([members[place] for place in rng.integers(0, 30, 30)]).mean()
+        for _ in range(4000)
+    ]
+    wanted = np.percentile(slow, [2.5, 97.5])
+    assert (low, high) == pytest.approx(wanted, abs=0.025)
+
+
+def test_scores_that_would_take_gigabytes_are_not_counted():
+    job, most = make_job(), measuring.MOST_SCORES
+    assert counting_of(job.task, 4, MetricsTable(), most // 4).bins == measuring.SCORE_BINS
+    assert counting_of(job.task, 4, MetricsTable(), most // 4 + 1).bins == 0
+
+
+def test_a_stop_reaches_the_bootstrap_and_the_thresholds():
+    job = make_job(model={"classes": 2})
+    found = Predictor.of(job, "a", initial_state(job.method(), "a"))
+    data, asked = make_data(40, classes=2), []
+
+    def stop():
+        asked.append(True)
+        return len(asked) > 30
+
+    counting = counting_of(job.task, 2, MetricsTable(), 40)
+    with pytest.raises(CancelledError):
+        measured(found, data, counting, stop)
+    assert len(asked) == 31
+    with pytest.raises(CancelledError):
+        thresholds(found, data, b"key", ("well", "ill"), stop)
 
 
 class TestThresholds:
@@ -149,6 +222,13 @@ class TestThresholds:
         assert min(own.chosen_on, own.measured_on) > 15
         low, high = own.sensitivity_interval
         assert low <= own.sensitivity <= high
+        # As wide as if each patient had one record.
+        grouped = replace(data, groups=tuple(str(place // 4) for place in range(60)))
+        (wide,) = thresholds(found, grouped, b"key", ("well", "ill"))
+        has = int((grouped.y == 1).sum())
+        assert wide.sensitivity_interval != wilson(wide.sensitivity, has)
+        low, high = wide.sensitivity_interval
+        assert high - low > 0.4
         # Another key draws other halves.
         (other,) = thresholds(found, data, b"another", ("well", "ill"))
         assert (other.value, other.chosen_on) != (own.value, own.chosen_on)
@@ -184,7 +264,7 @@ class TestThresholds:
 def test_every_task_is_measured_with_all_it_has(kind):
     job = Job.from_file(JobFile.model_validate(document(kind, metrics={})), "job.toml")
     found = Predictor.of(job, "a", initial_state(job.method(), "a"))
-    counting = counting_of(job.task, job.model.width, job.metrics)
+    counting = counting_of(job.task, job.model.width, job.metrics, 40)
     own = measured(found, records(kind, 40, 3), counting)
     keys = {
         "regression": {"mae", "rmse", "r2"},

@@ -1,7 +1,9 @@
 """Loading a model, and asking it about new records of its contract, and of no other."""
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
 from staddle.bundle.evaluating import evaluate
 from staddle.bundle.trained import load
+from staddle.files.documents import canonical_json
 
 CONTRACT = {key: value for key, value in CSV.items() if key != "kind"}
 
@@ -117,10 +120,12 @@ def test_a_value_far_outside_counts_as_much_in_every_kind_of_file(table, tmp_pat
 
 
 def test_a_parquet_file_has_the_same_columns(table, tmp_path):
+    """And values far out are moved to the same place."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"patient": ["p1", "p2"], "age": [44, 61], "sex": ["f", "m"], "chol": [300.0, None]}
+    columns = {"patient": ["p1", "p2"], "age": [44, 10**6], "sex": ["f", "m"]}
+    columns["chol"] = [300.0, None]
     pq.write_table(pa.table(columns), tmp_path / "new.parquet")
-    text = write_rows(tmp_path / "new.csv", ["p1,44,f,300\n", "p2,61,m,\n"])
+    text = write_rows(tmp_path / "new.csv", ["p1,44,f,300\n", "p2,1000000,m,\n"])
     model = load(table)
     assert torch.equal(answered(model, tmp_path / "new.parquet")[1], answered(model, text)[1])
 
@@ -146,6 +151,9 @@ def test_arrays_are_taken_as_they_are(arrays, tmp_path):
     names, answers, _ = answered(model, tmp_path / "new.npz")
     assert names[:2] == ["0", "1"]
     assert torch.allclose(answers, model.module.answers(x), atol=1e-6)
+    np.savez(tmp_path / "scalar.npz", x=np.array(1.0))
+    with refused(r"x is \[\]"):
+        list(model.answer(tmp_path / "scalar.npz"))
     np.savez(tmp_path / "one.npz", x=x[:1].numpy(), ids=np.array(["a1"]))
     assert answered(model, tmp_path / "one.npz")[0] == ["a1"]
     np.savez(tmp_path / "other.npz", x=np.zeros((2, 1, 9, 9), np.float32))
@@ -191,6 +199,40 @@ class TestDecisions:
         path = write_rows(tmp_path / "new.csv", [f"p{n},{20 + n},f,300\n" for n in range(60)])
         (piece,) = model.answer(path)
         assert piece.decisions.tolist() == (piece.answers[:, 1] >= cut).long().tolist()
+
+    def test_a_label_without_a_threshold_is_called_from_half_on(self, tmp_path):
+        """A threshold is its label's own, wherever it stands in the list."""
+        job = Job.from_file(JobFile.model_validate(document("multilabel")), "job.toml")
+        data = records("multilabel", 80, 3)
+        path = made(tmp_path / "made", job, data, {"kind": "npz"})
+
+        def fewer(description):
+            first, _, last = description["thresholds"]
+            description["thresholds"] = [{**last, "value": 0.3}, {**first, "value": 0.2}]
+
+        model = load(edited(path, tmp_path, fewer))
+        assert model.thresholds == (0.2, 0.5, 0.3)
+        np.savez(tmp_path / "new.npz", x=data.held.numpy(), y=data.y.numpy())
+        (piece,) = model.answer(tmp_path / "new.npz")
+        wanted = piece.answers >= torch.tensor([0.2, 0.5, 0.3])
+        assert piece.decisions.tolist() == wanted.long().tolist()
+        found = evaluate(model, tmp_path / "new.npz").thresholds
+        assert [(own.of, own.value) for own in found] == [("0", 0.2), ("2", 0.3)]
+        caught = piece.decisions[:, 2][data.y[:, 2] == 1].double().mean()
+        assert found[1].sensitivity == pytest.approx(caught.item())
+
+    def test_a_threshold_between_neighbours_divides_them(self):
+        """Chosen in float64, between two values of float32."""
+        low = torch.tensor(1.0) - 2**-23
+        answers = torch.tensor([[0.0, 1.0 - 2**-23], [0.0, 1.0 - 2**-24], [0.0, 1.0]])
+        for value in answers[:, 1].double().tolist():
+            assert value >= low
+        cut = (1.0 - 2**-23 + 1.0 - 2**-24) / 2
+        assert make_job().task.decisions(answers, (cut,)).tolist() == [0, 1, 1]
+        cut = (1.0 - 2**-24 + 1.0) / 2
+        assert make_job().task.decisions(answers, (cut,)).tolist() == [0, 0, 1]
+        labels = Job.from_file(JobFile.model_validate(document("multilabel")), "job.toml").task
+        assert labels.decisions(answers, (0.0, cut)).tolist() == [[1, 0], [1, 0], [1, 1]]
 
     def test_the_likeliest_of_more_classes_is_called(self, arrays, tmp_path):
         np.savez(tmp_path / "new.npz", x=make_data(20).x.numpy())
@@ -243,22 +285,24 @@ class TestDecisions:
         assert own.sensitivity == pytest.approx(called[y[:, 2] == 1].mean())
 
 
-class TestWhatIsNotAsItWas:
-    def edited(self, path, tmp_path, change):
-        """The folder with another description, as its maker might have signed it."""
-        files = {name: (path / name).read_bytes() for name in folder.FILES}
-        description = json.loads(files[folder.DESCRIPTION])
-        change(description)
-        files[folder.DESCRIPTION] = json.dumps(description).encode()
-        folder.write(tmp_path / "model", files, None)
-        return tmp_path / "model"
+def edited(path, tmp_path, change):
+    """The folder with another description, as its maker might have signed it."""
+    files = {name: (path / name).read_bytes() for name in folder.FILES}
+    description = json.loads(files[folder.DESCRIPTION])
+    change(description)
+    digest = hashlib.sha256(canonical_json(description["job"])).hexdigest()
+    files[folder.DESCRIPTION] = json.dumps({**description, "job_digest": digest}).encode()
+    folder.write(tmp_path / "model", files, None)
+    return tmp_path / "model"
 
+
+class TestWhatIsNotAsItWas:
     def test_a_model_that_computes_something_else_is_refused(self, table, tmp_path):
         def other(description):
             description["self_test"]["outputs"][0] += 0.01
 
         with refused("computes something else of the model than where it was made"):
-            load(self.edited(table, tmp_path, other))
+            load(edited(table, tmp_path, other))
 
     def test_a_later_version_of_the_method_is_tried(self, table, tmp_path):
         """A version says that training changed; what the model computes is tried."""
@@ -266,7 +310,7 @@ class TestWhatIsNotAsItWas:
         def other(description):
             description["job"]["method"]["version"] = 99
 
-        assert load(self.edited(table, tmp_path, other)).job.method_name == "fedper"
+        assert load(edited(table, tmp_path, other)).job.method_name == "fedper"
 
     def test_values_of_another_model_are_refused(self, table, arrays, tmp_path):
         files = {name: (table / name).read_bytes() for name in folder.FILES}
@@ -275,12 +319,41 @@ class TestWhatIsNotAsItWas:
         with refused("does not fit the job's model|the saved state has parts"):
             load(tmp_path / "model")
 
+    @pytest.mark.parametrize(
+        ("names", "said"),
+        [
+            (["no"], "output_names has 1 names, job.model says 2 classes"),
+            (["no", "no"], "are both named 'no'"),
+            (["no", "y\nes"], "printable"),
+            (["no", "\ud800"], "printable"),
+        ],
+    )
+    def test_names_that_are_not_one_per_class_are_refused(self, table, tmp_path, names, said):
+        with refused(said):
+            load(
+                edited(table, tmp_path, lambda description: description.update(output_names=names))
+            )
+
+    def test_a_model_that_diverged_calls_nothing(self, tmp_path):
+        job = make_job()
+        state = initial_state(job.method(), "a")
+        parts = {
+            part: {name: torch.full_like(value, torch.nan) for name, value in own.items()}
+            for part, own in state.parts.items()
+        }
+        path = made(
+            tmp_path / "m", job, make_data(9), {"kind": "npz"}, state=replace(state, parts=parts)
+        )
+        np.savez(tmp_path / "new.npz", x=make_data(3).x.numpy())
+        with refused("answers with NaN or infinity: its training diverged"):
+            list(load(path).answer(tmp_path / "new.npz"))
+
     def test_an_unknown_contract_is_refused(self, table, tmp_path):
         def other(description):
             description["contract"]["kind"] = "xml"
 
         with refused("contract: unknown kind"):
-            load(self.edited(table, tmp_path, other)).contract  # noqa: B018
+            load(edited(table, tmp_path, other)).contract  # noqa: B018
 
     def test_a_later_change_of_the_records_table_changes_nothing(self, table, tmp_path):
         """The constants are the model's own."""

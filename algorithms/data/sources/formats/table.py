@@ -146,7 +146,9 @@ class Table(Labelled):
             for key, value in feature.constants(wary).items():
                 changed[key].setdefault(name, value)
         table, reach = self.model_copy(update=changed), (inf, REACH)[wary]
-        table._reach = dict.fromkeys(changed["scale"].keys() - self.scale, reach)  # noqa: SLF001 its own
+        # A contract's table may agree again, and states the job's scales by then.
+        own = dict.fromkeys(changed["scale"].keys() - self.scale, reach)
+        table._reach = self._reach | own  # noqa: SLF001 its own
         return table
 
     @property
