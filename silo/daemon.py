@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -64,8 +65,11 @@ async def serve(config: SiloConfig) -> None:
         locked(config.directory),
         Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger,
     ):
-        for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
-            left.unlink()
+        for left in list(config.directory.rglob(".*.tmp")):  # of a process that died while it wrote
+            # The folder of a model that it was making.
+            if left.is_dir():
+                shutil.rmtree(left)
+            left.unlink(missing_ok=True)
         # An older ledger put back would make this silo forget which sums it signed.
         check_remembered(config.directory / "jobs", ledger)
         check_same_records(config.directory / "jobs", config.names)

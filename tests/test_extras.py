@@ -33,6 +33,7 @@ BROUGHT = {
     "imaging": "nibabel",
     "monai": "monai",
     "torchmetrics": "torchmetrics",
+    "onnx": "onnxruntime",
 }
 
 
@@ -92,7 +93,7 @@ def test_without_matplotlib_a_report_has_what_pillow_draws(lacking, tmp_path):
     for module in ("curves", "heatmaps"):
         sys.modules.pop(f"staddle.simulator.report.{module}", None)
     written = [path.relative_to(tmp_path).as_posix() for path in write_report(tmp_path, population)]
-    assert written == ["summary.md", "partition.png"]
+    assert written == ["summary.md", "results.csv", "partition.png"]
     text = (tmp_path / "summary.md").read_text()
     assert "](partition.png)" in text
     assert "curves.png" not in text
