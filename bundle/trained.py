@@ -1,9 +1,9 @@
 """A trained model that is loaded: verified, rebuilt by this machine's code, and tried."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..algorithms.data.features import Feature, beyond_range, range_faults, show
 from ..algorithms.data.new_records import NewRecords
 from ..algorithms.data.options import DataTable
 from ..algorithms.data.registry import KINDS
-from ..algorithms.job.foreign_code import Allowed, check_code, runs_others_code
+from ..algorithms.job.foreign_code import Allowed, check_code
 from ..algorithms.job.job import DERIVED, Job, JobFile
 from ..algorithms.models.build import input_shape, vocabularies
 from ..algorithms.models.class_names import names_fault
@@ -36,6 +36,7 @@ from .predictor import Predictor
 
 PATHS = ("file", "folder")  # keys of a [data] table that a contract lacks
 NAMING = ("output_names", "job.model")  # keys of a description
+TRIAL_BYTES = 64  # per number of a record: two of them, and what a few layers make of them
 # Releases and machines round otherwise; a model that is computed otherwise is further off.
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 
@@ -181,13 +182,14 @@ def load(path: Path, packages: Allowed = ()) -> TrainedModel:
     verified = folder.read(path)
     document, where = verified.description.job, str(path / folder.DESCRIPTION)
     check_code(document, packages, where)
-    guarded = others_code(f"{where}: the code that the job names fails", "correct it")
-    with guarded if runs_others_code(document) else nullcontext():
+    # A description from elsewhere may ask for anything, and code of packages fails in any way.
+    with others_code(f"{where}: the model cannot be rebuilt", "free memory, or ask for it again"):
         job = _job(verified, where)
         if fault := names_fault(verified.description.output_names, job.model.width, *NAMING):
             raise LocalError(f"{where}: {fault}")
         weights = path / folder.WEIGHTS
-        check_fits(weights, 2 * weights.stat().st_size, "the model")
+        tried = TRIAL_BYTES * prod(input_shape(job.model))
+        check_fits(weights, 2 * weights.stat().st_size + tried, "the model and its trial")
         state = state_from_bytes(weights.read_bytes(), str(weights))
         module = Predictor.of(job, verified.description.origin.name, state)
         _try(module, job, verified)

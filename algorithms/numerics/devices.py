@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import chain
+from threading import Lock
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -88,10 +90,39 @@ def exact() -> Iterator[None]:
 
     A GPU then multiplies float32 at full precision, and cuDNN uses deterministic algorithms.
     """
+    # These settings belong to the whole process. So the first of several threads makes them and the
+    # last one takes them back, even after an error: one that ended between would restore too early,
+    # and another that began between would restore what is not the process's own.
+    with _EXACT.lock:
+        if not _EXACT.users:
+            _EXACT.settings.enter_context(_exactly())
+        _EXACT.users += 1
+    try:
+        yield
+    finally:
+        with _EXACT.lock:
+            _EXACT.users -= 1
+            if not _EXACT.users:
+                _EXACT.settings.close()
+
+
+@dataclass
+class _ExactSettings:
+    """Who needs them, in all threads, and how they are taken back."""
+
+    lock: AbstractContextManager[object] = field(default_factory=Lock)
+    settings: ExitStack = field(default_factory=ExitStack)
+    users: int = 0
+
+
+_EXACT = _ExactSettings()
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
     # Without ``benchmark`` cuDNN chooses the same algorithm in each run.
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.deterministic, cudnn.benchmark
-    # These settings belong to the whole process, so they are restored even after an error.
     try:
         cudnn.enabled, cudnn.deterministic, cudnn.benchmark = True, True, False
         with _float32_in("ieee"):

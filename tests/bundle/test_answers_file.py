@@ -45,6 +45,9 @@ def test_a_fault_in_the_last_line_leaves_what_was_there(table, tmp_path):
     with refused("line 1102, column 'age'"):
         written(load(table), tmp_path / "new.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == "before"
+    (tmp_path / "new.csv").write_text("".join(new_rows(2)))
+    written(load(table), tmp_path / "new.csv", tmp_path / "out.csv")
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "out.csv"]
 
 

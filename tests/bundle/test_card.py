@@ -12,7 +12,7 @@ from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.leaks.taint import EXACT, Taint
 from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
-from staddle.bundle.card import plain
+from staddle.bundle.card import MOST_ROWS, plain
 from staddle.bundle.figure_tables import figure
 
 
@@ -42,7 +42,7 @@ def test_a_class_cannot_forge_a_line_of_the_card(tmp_path):
     path = made(tmp_path / "model", job, make_data(20, classes=2), {"kind": "npz"})
     card = (path / folder.CARD).read_text()
     assert "\n# Approved" not in card
-    assert r"fine\|1.0" in card
+    assert "| fine\\|1.0 | " in card
 
 
 def test_a_private_job_says_what_it_covers(tmp_path):
@@ -95,3 +95,13 @@ def test_figures_keep_the_digits_of_their_size():
     assert figure(48.87, (9.5, 1050.2)) == "48.87 (9.50 to 1,050.20)"
     assert figure(12345.6) == "12,346"
     assert figure(None) == "–"
+
+
+def test_a_long_table_says_where_the_rest_is(tmp_path):
+    names = [f"class {place}" for place in range(MOST_ROWS + 1)]
+    job = make_job(model={"classes": len(names), "class_names": names})
+    path = made(tmp_path / "model", job, make_data(20), {"kind": "npz"})
+    card = (path / folder.CARD).read_text()
+    assert f"| class {MOST_ROWS - 1} | 0 |" in card
+    assert f"| class {MOST_ROWS} | 0 |" not in card
+    assert "1 more rows are in model.json." in card

@@ -211,3 +211,18 @@ def test_a_description_that_nobody_could_read_is_not_written(tmp_path, monkeypat
     with refused("larger than 3 bytes"):
         folder.write(tmp_path / "model", {folder.DESCRIPTION: b"abcd"}, None)
     assert [path.name for path in tmp_path.iterdir()] == ["short"]
+
+
+def test_only_silos_sign_models(known, tmp_path):
+    """Not the operator, who is a member, too."""
+    keys = load_keys(known.federation.folder / "operator")
+    path = made(tmp_path / "model", table_job(), known.data, CSV, keys)
+    with pytest.raises(
+        PeerError, match="its signer has the role operator, and only silos make models"
+    ):
+        folder.read(path).check_signer(known.roster)
+
+
+def test_others_on_the_machine_may_not_read_it(known):
+    assert known.model.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in known.model.iterdir()} == {0o600}

@@ -9,7 +9,7 @@ import torch
 from support.jobs import make_data
 from support.other_tasks import document, records
 from support.refusals import refused
-from support.trained_models import HEADER, made, table_job, table_rows
+from support.trained_models import CSV, HEADER, made, table_job, table_rows
 
 import staddle
 from staddle.algorithms.data.sources.formats.csv_file import Csv
@@ -140,3 +140,17 @@ def test_positions_are_arrays_of_classes(tmp_path):
     assert len(found) == 12
     wanted = model.module.answers(data.held).argmax(1)
     assert all(np.array_equal(own, other) for own, other in zip(found, wanted, strict=True))
+
+
+def test_a_frame_has_numbers_whatever_the_files_are_like(tmp_path):
+    """A comma before decimals, and a mark of what is missing, are those of the silo's files."""
+    contract = {**CSV, "decimal": ",", "delimiter": ";", "missing_marks": {"chol": ["NA"]}}
+    rows = "patient;age;sex;chol;ill\n" + "p1;44,5;f;300;no\np2;61;m;NA;yes\n" * 8
+    (tmp_path / "records.csv").write_text(rows)
+    own = {key: value for key, value in contract.items() if key != "kind"}
+    job, source = table_job(), Csv(kind="csv", file=tmp_path / "records.csv", **own)
+    data = source.load(job.model, job.features)
+    model = staddle.load_model(made(tmp_path / "model", job, data, source.contract()))
+    by_file = model.predict(tmp_path / "records.csv")["p(yes)"][:2]
+    frame = pd.DataFrame({"age": [44.5, 61], "sex": ["f", "m"], "chol": [300.0, None]})
+    assert np.array_equal(model.predict(frame)["p(yes)"], by_file)

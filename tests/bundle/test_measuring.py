@@ -17,6 +17,7 @@ from staddle.bundle.measuring import (
     counting_of,
     figures_of,
     independent,
+    judged,
     measured,
     thresholds,
     wilson,
@@ -136,7 +137,7 @@ def test_a_bootstrap_of_a_mean_is_that_of_its_standard_error():
     low, high = found.intervals["mae"]
     assert found.said["mae"] == pytest.approx(float(errors.mean()), abs=1e-3)
     assert (low, high) == pytest.approx(
-        (float(errors.mean()) - half, float(errors.mean()) + half), abs=0.3 * half
+        (float(errors.mean()) - half, float(errors.mean()) + half), abs=0.12 * half
     )
 
 
@@ -183,6 +184,21 @@ def test_each_record_is_drawn_as_often_as_its_group():
     ]
     wanted = np.percentile(slow, [2.5, 97.5])
     assert (low, high) == pytest.approx(wanted, abs=0.025)
+
+
+def test_a_figure_that_is_the_same_in_every_resample_has_no_interval():
+    y = torch.arange(40).remainder(3)
+    found = counted(torch.nn.functional.one_hot(y, 3).double() * 4, y)
+    assert found.said["balanced_accuracy"] == 1.0
+    assert "balanced_accuracy" not in found.intervals
+    assert found.intervals["accuracy"] == wilson(1.0, 40)
+
+
+def test_a_record_at_its_threshold_is_called():
+    values, truths = np.array([[0.5], [0.4]]), np.array([[True], [False]])
+    own = judged("ill", 0.5, 3, measuring.CutOffInputs(values, truths), 0)
+    assert (own.sensitivity, own.specificity) == (1.0, 1.0)
+    assert (own.chosen_on, own.measured_on) == (3, 2)
 
 
 def test_scores_that_would_take_gigabytes_are_not_counted():

@@ -15,12 +15,15 @@ from support.refusals import refused
 from support.trained_models import CSV, HEADER, made, table_job, table_rows
 from support.wards import WARD, wards
 
+from staddle.algorithms.data import rows
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
-from staddle.bundle import folder
+from staddle.bundle import folder, trained
 from staddle.bundle.evaluating import evaluate
 from staddle.bundle.trained import load
+from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
 
 CONTRACT = {key: value for key, value in CSV.items() if key != "kind"}
@@ -54,6 +57,18 @@ def test_new_records_get_what_training_would_have_given_them(table, tmp_path):
     assert torch.equal(answers, model.module.answers(x))
     assert torch.allclose(answers.sum(1), torch.ones(1200))
     assert set(outside) == {""}
+
+
+def test_a_file_of_new_records_may_be_larger_than_the_memory(table, tmp_path, monkeypatch):
+    def none_is_left(*_):
+        raise LocalError("too large")
+
+    model, path = load(table), write_rows(tmp_path / "new.csv", ["p1,44,f,300\n"])
+    monkeypatch.setattr(rows, "check_fits", none_is_left)
+    assert answered(model, path)[0] == ["p1"]
+    labelled = write_rows(tmp_path / "labelled.csv", table_rows(3), HEADER)
+    with refused("too large"):
+        evaluate(model, labelled)
 
 
 def test_columns_may_stand_in_any_order_beside_others(table, tmp_path):
@@ -296,6 +311,10 @@ def edited(path, tmp_path, change):
     return tmp_path / "model"
 
 
+def _fails(*_):
+    raise RuntimeError("can't allocate memory")
+
+
 class TestWhatIsNotAsItWas:
     def test_a_model_that_computes_something_else_is_refused(self, table, tmp_path):
         def other(description):
@@ -333,6 +352,23 @@ class TestWhatIsNotAsItWas:
             load(
                 edited(table, tmp_path, lambda description: description.update(output_names=names))
             )
+
+    def test_a_model_that_asks_for_any_memory_is_refused(self, tmp_path, monkeypatch):
+        """Values of such a model fit records of any size."""
+        model = {"name": "volume-resnet", "classes": 3, "input": [1, 16, 16, 16]}
+        data = Dataset(torch.randn(6, 1, 16, 16, 16), torch.arange(6) % 3)
+        path = made(tmp_path / "made", make_job(model=model), data, {"kind": "npz"})
+
+        def larger(description):
+            description["job"]["model"]["input"] = [1, 4096, 4096, 4096]
+
+        large = edited(path, tmp_path, larger)
+        with refused("the model and its trial would take 4,398,0"):
+            load(large)
+        monkeypatch.setattr(trained, "check_fits", lambda *_: None)
+        monkeypatch.setattr(trained, "trial_answers", _fails)
+        with refused("the model cannot be rebuilt: can't allocate memory; free memory"):
+            load(large)
 
     def test_a_model_that_diverged_calls_nothing(self, tmp_path):
         job = make_job()

@@ -46,7 +46,10 @@ def test_each_silo_keeps_a_signed_model_that_answers_for_new_patients(start, doc
         # The head is one that the silo's ledger had.
         state = running.federation.state(silo)
         assert "and grew from it" in said("verify", "--model", folder, "--ledger", state)
-        other = running.federation.state(SILOS[silo == SILOS[0]])
+        another = SILOS[silo == SILOS[0]]
+        with pytest.raises(LocalError, match=f"made by silo {silo}, not by"):
+            said("verify", "--model", folder, "--roster", roster, "--silo", another)
+        other = running.federation.state(another)
         with pytest.raises(
             LocalError, match=f"is not what the ledger of silo {silo} can have become"
         ):
@@ -62,7 +65,10 @@ def test_each_silo_keeps_a_signed_model_that_answers_for_new_patients(start, doc
     with (tmp_path / "new.csv").open("w", newline="") as file:
         csv.writer(file).writerows(row[:-1] for row in rows)
     out = tmp_path / "out.csv"
-    said("predict", "--model", folders["north"], "--data", tmp_path / "new.csv", "--out", out)
+    arguments = ("--data", tmp_path / "new.csv", "--out", out)
+    told = said("predict", "--model", folders["north"], *arguments)
+    assert told.startswith(f"{out}: {len(rows) - 1:,} records\n")
+    assert "decided by thresholds: benign from 0." in told
     found = list(csv.DictReader(out.open()))
     assert [row["record"] for row in found] == [row[0] for row in rows[1:]]
     model, data = load(folders["north"]), running.data["east"]

@@ -97,6 +97,20 @@ def test_products_are_rounded_where_that_is_asked_for_and_nowhere_else():
         assert flags() == ("ieee", "ieee")
 
 
+def test_the_first_to_need_exact_sums_may_end_before_the_last():
+    """As silos of several jobs do in threads of one process."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.conv.fp32_precision
+    assert before != (True, "ieee")
+    first, second = exact(), exact()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (cudnn.deterministic, cudnn.conv.fp32_precision) == (True, "ieee")
+    second.__exit__(None, None, None)
+    assert (cudnn.deterministic, cudnn.conv.fp32_precision) == before
+
+
 @pytest.mark.parametrize("by", ["matmul", "conv", "legacy"])
 def test_nothing_is_rounded_though_an_earlier_call_asked_for_it(by):
     """And it is as before afterwards."""

@@ -293,3 +293,12 @@ def test_a_stop_while_a_model_is_measured_leaves_the_job_to_end_again(work, monk
     assert not one.folder.finished
     one.finish(1, delivery(one, 1), maker(one))
     assert one.folder.model.exists()
+
+
+def test_what_only_counts_keeps_values_alone(work, monkeypatch):
+    one = work("one")
+    one.train(0, 0, {})
+    monkeypatch.setattr(type(one.admitted.job.method()), "trains", False)
+    one.finish(1, delivery(one, 1), maker(one))
+    assert one.folder.finished
+    assert not one.folder.model.exists()
