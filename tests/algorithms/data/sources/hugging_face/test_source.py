@@ -92,7 +92,9 @@ def test_what_cannot_be_a_cell_is_named_with_its_type(table):
         table(features=["scan"], **plain).read()
     with refused(r"set: has no column 'agee'; did you mean 'age'\?"):
         table(features=["agee"], **plain).read()
-    with refused(r"set, record 1, column 'sex': is not a number; write it like -3\.5\. Or the silo"):
+    with refused(
+        r"set, record 1, column 'sex': is not a number; write it like -3\.5\. Or the silo"
+    ):
         table(features=["sex"], **plain).read()
 
 
