@@ -83,7 +83,10 @@ class VerifiedFolder:
     signer: RosterEntry | None
 
     def check_signer(self, roster: Roster) -> None:
-        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key."""
+        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key.
+
+        It must have been made in the roster's federation.
+        """
         if self.signer is None:
             raise LocalError(f"{self.path}: nobody signed it: it comes from a simulation")
         known = roster[self.signer.id]
@@ -98,6 +101,12 @@ class VerifiedFolder:
                 known.id,
                 f"{self.path}: its signer has the role {known.role.value}, and only silos make"
                 " models; ask for the model again",
+            )
+        # Founders may give one key to members of two federations.
+        if (own := self.description.origin.federation) != roster.federation:
+            raise LocalError(
+                f"{self.path}: made in federation {own!r}, and the roster is that of"
+                f" {roster.federation!r}; give the roster of the model's federation"
             )
 
     def check_named(self, silo: str) -> None:

@@ -78,8 +78,10 @@ class LoadedModel(TrainedModel):
 def load_model(path: Path | str, packages: Allowed = ()) -> LoadedModel:
     """A trained model, verified: the folder that a silo keeps when a job ends.
 
-    ``packages`` are installed ones of other projects whose code may run; None for all. LocalError
-    where the files are not as they were signed, or this machine's code computes something else.
+    ``packages`` are installed ones of other projects whose code may run. None is for a model of
+    one's own: it allows all of them, and whatever function of this machine a simulation named.
+    LocalError where the files are not as they were signed, or this machine's code computes
+    something else.
     """
     found = load(Path(path), packages)
     return LoadedModel(found.folder, found.job, found.module)

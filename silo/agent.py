@@ -636,17 +636,16 @@ class Agent:
         admitted = await self._accepted(finished.job, finished.digest)
         plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
         delivered = await self._rounds(admitted).fetch(plan, own)
-        finish, maker = self._work(admitted).finish, await self._maker(admitted)
+        finish, maker = self._work(admitted).finish, partial(self._maker, admitted)
         await self._trainer.run(finish, finished.counted, delivered.tensors, maker)
 
-    async def _maker(self, admitted: Admitted) -> ModelMaker:
-        head = await asyncio.to_thread(self._gate.ledger_head)
+    def _maker(self, admitted: Admitted) -> ModelMaker:
         origin = Origin(
             kind="silo",
             name=self._silo,
             federation=self._roster.federation,
             signer=admitted.signer,
-            head=head,
+            head=self._gate.ledger_head(),
         )
         # As the records were read: a later change of the configuration changes no model.
         source = self._config.sources[admitted.job.dataset or self._config.dataset]

@@ -22,7 +22,7 @@ from ...algorithms.tasks.task import histogram
 from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.silo_round import final_round, local_round
 from ...bundle.making import ModelMaker
-from ...errors import CancelledError, LocalError, UnwritableError
+from ...errors import CancelledError, LocalError, StaddleError, UnwritableError
 from ...files.packages import others_code
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
@@ -97,7 +97,7 @@ class JobTraining:
         self.folder.add_round(outcome.report, self._facts())
         return contributions
 
-    def finish(self, counted: int, delivered: Delivered, maker: ModelMaker) -> None:
+    def finish(self, counted: int, delivered: Delivered, maker: Callable[[], ModelMaker]) -> None:
         """Take the last results, evaluate, keep the model.
 
         The job is finished here once its model is on the disk. CancelledError if it was stopped.
@@ -120,21 +120,21 @@ class JobTraining:
         self._keep(outcome.state, maker)
         self.folder.finish(outcome.report, self._facts())
 
-    def _keep(self, state: SiloState, maker: ModelMaker) -> None:
+    def _keep(self, state: SiloState, maker: Callable[[], ModelMaker]) -> None:
         admitted = self.admitted
         if not admitted.job.method().trains:
             self.folder.save_values(state)
             return
         try:
             model, sides = self.folder.model, (admitted.train, admitted.test)
-            # A task, a metric or torch may fail in any way.
+            # A task, a metric or torch may fail in any way, and the ledger or a key be damaged.
             with others_code("its model cannot be described", "report it"):
-                maker.write(model, state, *sides, self.cancelled)
+                maker().write(model, state, *sides, self.cancelled)
             log.event("model.kept", job=admitted.job.name, folder=str(model))
         except (UnwritableError, CancelledError):
             raise
         # Nothing that is said about a model may cost the model.
-        except LocalError as error:
+        except StaddleError as error:
             log.problem("model.undescribed", job=admitted.job.name, why=str(error))
             self.folder.save_values(state)
 

@@ -139,6 +139,15 @@ def test_only_silos_make_models(known, tmp_path):
         folder.read(path).check_signer(known.roster)
 
 
+def test_a_model_of_another_federation_is_told_from_one_of_the_rosters(known, tmp_path):
+    """Though the same key signed it."""
+    keys = known.keys["north"]
+    path = made(tmp_path / "model", table_job(), known.data, CSV, keys, federation="elsewhere")
+    why = f"made in federation 'elsewhere', and the roster is that of '{known.roster.federation}'"
+    with refused(why):
+        folder.read(path).check_signer(known.roster)
+
+
 def test_nobody_signs_for_a_simulation(known, tmp_path):
     path = made(tmp_path / "model", table_job(), known.data, CSV)
     found = folder.read(path)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from staddle.bundle import making
 from staddle.bundle.description import Origin
 from staddle.bundle.folder import FILES, SIGNATURE
 from staddle.bundle.making import ModelMaker
-from staddle.errors import CancelledError, LocalError, UnwritableError
+from staddle.errors import CancelledError, LocalError, ProofError, UnwritableError
 from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
@@ -44,7 +45,8 @@ def work(made, tmp_path):
 
 
 def maker(work):
-    return ModelMaker(work.admitted.job, Origin(kind="silo", name="silo-a"), NPZ, b"key")
+    origin = Origin(kind="silo", name="silo-a")
+    return partial(ModelMaker, work.admitted.job, origin, NPZ, b"key")
 
 
 def delivery(work, seed):
@@ -277,6 +279,22 @@ def test_a_model_that_cannot_be_described_is_kept_all_the_same(work, monkeypatch
     ((event, fields),) = told
     assert (event, fields["job"]) == ("model.undescribed", "simple")
     assert fields["why"].endswith(why)
+
+
+def test_a_damaged_ledger_costs_no_model(work, monkeypatch):
+    """The silo's agent cannot say the ledger's head, by which a model begins to be made."""
+
+    def fails():
+        raise ProofError("the ledger's record 3 is damaged")
+
+    told = []
+    monkeypatch.setattr(log, "problem", lambda event, **fields: told.append((event, fields["why"])))
+    one = work("one")
+    one.train(0, 0, {})
+    one.finish(1, delivery(one, 1), fails)
+    assert one.folder.finished
+    assert not one.folder.model.exists()
+    assert told == [("model.undescribed", "the ledger's record 3 is damaged")]
 
 
 def test_a_stop_while_a_model_is_measured_leaves_the_job_to_end_again(work, monkeypatch):
