@@ -119,7 +119,6 @@ class Experiment:
         ``workers`` and ``device`` are as for ``staddle simulate``, ``settings`` as its ``--set``.
         LocalError where a run could not continue, CancelledError after Ctrl-C.
         """
-        find_in(self.folder)
         experiment = read(self.file, settings)
         # Other processes would run the whole program again to find its functions.
         own = f"{PYTHON}{MAIN}:"

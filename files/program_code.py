@@ -35,11 +35,26 @@ def entry_of(group: str, name: str) -> EntryPoint:
     return entry
 
 
+def names_program(document: object) -> bool:
+    """True if a value anywhere in a document names a function of a program."""
+    match document:
+        case str():
+            return is_program(document)
+        case dict():
+            return any(map(names_program, document.values()))
+        case list():
+            return any(map(names_program, document))
+    return False
+
+
 def find_in(folder: Path) -> None:
-    """Let modules in a folder be imported, as those next to a program are."""
+    """Let modules in a folder be imported, as those next to a program are.
+
+    Installed ones come first: a file such as ``random.py`` there replaces none of them.
+    """
     place = str(folder.resolve())
     if place not in sys.path:
-        sys.path.insert(0, place)
+        sys.path.append(place)
 
 
 def source_of(entry: EntryPoint) -> str:

@@ -12,7 +12,6 @@ import typer
 
 from ...algorithms.data.options import SourceTable
 from ...errors import CancelledError, LocalError, UnwritableError
-from ...files.program_code import find_in
 from ...simulator.engines.choose import Engines, OnGpu, choose
 from ...simulator.engines.signals import stopping
 from ...simulator.experiment.experiment import CheckedExperiment, read
@@ -129,8 +128,6 @@ def simulate(
         check_installed()
 
     screen = Screen(err=as_json)
-    # Models of a program lie next to the file (files/program_code.py).
-    find_in(file.parent)
     # An error in the file shows before the records are read.
     experiment = read(file, setting or ())
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)

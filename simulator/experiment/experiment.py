@@ -68,6 +68,7 @@ from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.partition import options
 from ...errors import LocalError
 from ...files.documents import Strict, read_bytes, validate
+from ...files.program_code import find_in, names_program
 from ...files.toml_document import parse_document
 from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
 from .overrides import overridden
@@ -217,9 +218,13 @@ class CheckedExperiment:
 def read(path: Path, settings: Sequence[str] = ()) -> CheckedExperiment:
     """Read the file; LocalError names file, key, value and the fix, in a method's changes too.
 
-    ``settings`` replace some of the file's (overrides.py). Paths in both start at its folder.
+    ``settings`` replace some of the file's (overrides.py). Paths in both start at its folder, where
+    functions of a program are found, too (files/program_code.py).
     """
     document = overridden(parse_document(read_bytes(path), str(path)), settings)
+    # Only then: a file from elsewhere must not bring modules that it does not name.
+    if names_program(document):
+        find_in(path.parent)
     return checked(path, validate(document, ExperimentFile, str(path)), path.parent)
 
 

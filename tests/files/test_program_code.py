@@ -11,7 +11,7 @@ from support.refusals import refused
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.models.build import build
 from staddle.files import packages
-from staddle.files.program_code import entry_of, name_of
+from staddle.files.program_code import entry_of, find_in, name_of, names_program
 
 NET = """
 from torch import nn
@@ -87,6 +87,26 @@ def test_no_federation_takes_it(module):
     for allowed in ((), ("python",)):
         with refused("may not run here|of a program, for simulations alone"):
             Job.from_document(job.document(), "x", allowed)
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"methods": [{"name": "fedavg"}, {"name": "python:mine:Mine"}]}, True),
+        ({"model": {"name": "python:nets:net"}}, True),
+        ({"model": {"name": "glm", "classes": 3}, "seeds": [1], "name": "a python: name"}, False),
+    ],
+)
+def test_a_document_names_a_program_in_any_place(document, found):
+    assert names_program(document) is found
+
+
+def test_what_is_installed_comes_before_a_folder_of_the_same_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    find_in(tmp_path)
+    find_in(tmp_path)
+    assert sys.path == [*before, str(tmp_path.resolve())]
 
 
 def test_a_module_that_is_missing_is_told():

@@ -1,5 +1,8 @@
 """The model of a simulated silo as a folder."""
 
+import sys
+from importlib import invalidate_caches
+
 import pytest
 from typer.testing import CliRunner
 
@@ -48,6 +51,26 @@ def call(*arguments):
     found = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.stdout
+
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.parametrize("name", ["python:lone_nets:net", "glm"])
+def test_modules_next_to_the_file_are_found_where_it_names_one(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path, before = tmp_path / "tiny.toml", [*sys.path]
+    (tmp_path / "lone_nets.py").write_text(NET)
+    path.write_text(EXPERIMENT.replace('"glm"', f'"{name}"'))
+    invalidate_caches()
+    assert read(path).file.model.name == name
+    sys.modules.pop("lone_nets", None)
+    assert sys.path == ([*before, str(tmp_path.resolve())] if name != "glm" else before)
 
 
 @pytest.fixture(scope="module")
