@@ -32,6 +32,7 @@ from ..files.program_code import MAIN, PYTHON, find_in, name_of
 from ..files.toml_document import parse_document
 from ..simulator.engines.choose import OnGpu
 from ..simulator.experiment.experiment import ExperimentFile, read
+from ..simulator.tracking.choose import check_installed, trackers
 from .records import records_of
 from .results import Results
 
@@ -112,11 +113,17 @@ class Experiment:
         return Results(self.folder / RESULTS)
 
     def run(
-        self, *, workers: int | None = None, device: str = "auto", settings: Sequence[str] = ()
+        self,
+        *,
+        workers: int | None = None,
+        device: str = "auto",
+        settings: Sequence[str] = (),
+        track: Sequence[str] = (),
     ) -> Results:
         """Run what is not finished, and show progress; after a stop or a kill, call it again.
 
-        ``workers`` and ``device`` are as for ``staddle simulate``, ``settings`` as its ``--set``.
+        ``workers`` and ``device`` are as for ``staddle simulate``, ``settings`` as its ``--set``,
+        and ``track`` as its ``--track``: "tensorboard", "mlflow", "wandb".
         LocalError where a run could not continue, CancelledError after Ctrl-C.
         """
         experiment = read(self.file, settings)
@@ -129,8 +136,9 @@ class Experiment:
             workers = 1
         apart = nullcontext() if workers == 1 else _without_main()
         asked = RunOptions(
-            self.folder / RESULTS, (), (), None, workers, device, OnGpu(), tensorboard=False
+            self.folder / RESULTS, (), (), None, workers, device, OnGpu(), trackers(track)
         )
+        check_installed(asked.track)
         screen = Screen()
         with apart:
             prepared = prepare(screen, experiment, self.folder / RESULTS, asked)

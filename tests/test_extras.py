@@ -26,7 +26,7 @@ TESTERS = {"test"}
 BROUGHT = {
     "examples": "sklearn",
     "plots": "matplotlib",
-    "tensorboard": "tensorboard",
+    "tracking": "mlflow",
     "parquet": "pyarrow",
     "huggingface": "pyarrow",
     "sql": "sqlalchemy",

@@ -111,9 +111,7 @@ def reproduce(
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = RunOptions(
-        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False
-    )
+    asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu)
     _run(table, data, tuple(setting or ()), clients, asked, as_json=as_json)
 
 

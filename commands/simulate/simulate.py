@@ -22,7 +22,7 @@ from ...simulator.report.report import write_report
 from ...simulator.report.style import NOT_DRAWN, can_draw
 from ...simulator.run import out_folder
 from ...simulator.run.runner import complete
-from ...simulator.run.tensorboard import check_installed
+from ...simulator.tracking.choose import TrackerName, check_installed, tracking
 from ..console import printer
 from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
 from ..console.output import number
@@ -49,7 +49,7 @@ class RunOptions:
     workers: int | None
     device: str
     gpu: OnGpu
-    tensorboard: bool
+    track: Sequence[TrackerName] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +105,10 @@ def simulate(
     graphs: Graphs = True,
     one_by_one: OneByOne = False,
     precision: Precision = "float32",
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")
-    ] = False,
+    track: Annotated[
+        list[TrackerName] | None,
+        typer.Option(help="Show runs in this tool, too; may be given again."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the results as JSON, for scripts.")
     ] = False,
@@ -120,12 +121,11 @@ def simulate(
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(
-        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard
+        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, track or ()
     )
 
     # before records are read and dealt out, which can take minutes
-    if tensorboard:
-        check_installed()
+    check_installed(asked.track)
 
     screen = Screen(err=as_json)
     # An error in the file shows before the records are read.
@@ -179,9 +179,8 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
 
         def go_on(run: Run, made: Engines) -> None:
-            out, events = prepared.out, asked.tensorboard
             complete(
-                out,
+                prepared.out,
                 run,
                 population,
                 schedule,
@@ -189,7 +188,7 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
                 watch,
                 stop,
                 device=made.device,
-                events=events,
+                track=partial(tracking, asked.track),
             )
 
         return _each(screen, prepared.runs, engines, go_on)

@@ -118,6 +118,11 @@ class RunFolder:
         """The measures so far, in the order in which they were taken."""
         return tuple(self._measures)
 
+    @property
+    def work(self) -> tuple[RoundWork, ...]:
+        """What the rounds took that a process before this one kept."""
+        return self._work.lines
+
     def record(self, measures: Iterable[Measured]) -> None:
         """Add to the history.
 

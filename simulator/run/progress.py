@@ -1,17 +1,27 @@
-"""Followers of a run while it goes: a terminal, a log, nobody.
+"""Followers of a run while it goes: a terminal, a log, a tracking tool, nobody.
 
 The runner reports what happens, and shows nothing itself. ``Pace`` says how fast rounds go, and
 when they will be done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from ..experiment.plan import Run
 from .history import Measured
+from .work_file import RoundWork
 
 Doing = Literal["training", "looking"]
+
+# Is told what a round measured, and what it took.
+Follow: TypeAlias = Callable[[Sequence[Measured], RoundWork], None]
+# Opened with the run's folder, and with what is kept of the run from before.
+Track: TypeAlias = Callable[
+    [Path, Run, Iterable[Measured], Iterable[RoundWork]], AbstractContextManager[Follow]
+]
 
 
 class RunProgress(Protocol):
@@ -51,6 +61,16 @@ class Unwatched:
 
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
         """Not shown."""
+
+
+@contextmanager
+def untracked(*_: object) -> Iterator[Follow]:
+    """No tool is told."""
+
+    def follow(measures: Sequence[Measured], work: RoundWork) -> None:
+        """Not shown."""
+
+    yield follow
 
 
 class Pace:

@@ -15,8 +15,7 @@ from ..experiment.plan import Population, Run, Schedule
 from .flops import FlopMeter
 from .folder import RunFolder, opened
 from .history import Measured, of_look, of_round
-from .progress import RunProgress
-from .tensorboard import Board
+from .progress import Follow, RunProgress, Track, untracked
 from .work_file import RoundWork, work_line
 
 
@@ -30,20 +29,19 @@ def complete(
     stop: StopSignal,
     *,
     device: Device = "cpu",
-    events: bool = False,
+    track: Track = untracked,
 ) -> None:
     """Run the rest of a run: all of it in a new folder, nothing in that of a finished run.
 
-    ``device`` is the engine's; ``events`` asks for TensorBoard's files. CancelledError where
+    ``device`` is the engine's; ``track`` tells a tool what is measured. CancelledError where
     ``stop`` was set; the snapshot then holds the rounds that were complete.
 
     The folder is locked meanwhile. LocalError if it belongs to another run, or a method fails.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
-        board = None
-        if events:
-            board = stack.enter_context(closing(Board(folder.path, folder.history)))
+        kept = (folder.history, folder.work)
+        follow = stack.enter_context(track(folder.path, run, *kept))
         # Report it, so that the bar of all runs advances.
         if folder.finished:
             watch.begin(run, run.job.rounds)
@@ -58,7 +56,7 @@ def complete(
         # the last round ends with a look, so a run that lacks only that is not shown as finished
         done = run.job.rounds_before(simulation.round)
         watch.begin(run, min(done, run.job.rounds - 1))
-        _Rounds(run, simulation, folder, schedule, watch, board, meter).to_the_end()
+        _Rounds(run, simulation, folder, schedule, watch, follow, meter).to_the_end()
 
 
 class _Rounds:
@@ -69,12 +67,12 @@ class _Rounds:
         folder: RunFolder,
         schedule: Schedule,
         watch: RunProgress,
-        board: Board | None,
+        follow: Follow,
         meter: FlopMeter,
     ) -> None:
         self._meter = meter
         self._run, self._job, self._simulation = run, run.job, simulation
-        self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
+        self._folder, self._schedule, self._watch, self._follow = folder, schedule, watch, follow
 
     def to_the_end(self) -> None:
         # ``whole``: after the last complete round; ``kept``: the round of the last snapshot.
@@ -118,7 +116,8 @@ class _Rounds:
         done = self._simulation.step(self._watch.silo)
         seconds, reports = monotonic() - begun, done.reports
         flops = self._meter.count(whole, reports)
-        self._folder.record_work(work_line(round_, rounds, done, flops), seconds)
+        work = work_line(round_, rounds, done, flops)
+        self._folder.record_work(work, seconds)
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
@@ -128,7 +127,7 @@ class _Rounds:
 
         # written before it is shown: nobody sees a measure that the history does not have
         self._folder.record(measured)
-        self._show(measured)
+        self._follow(measured, work)
         if rounds < job.rounds:
             self._watch.round(rounds, measured)
 
@@ -137,18 +136,15 @@ class _Rounds:
         last = self._simulation.look(self._watch.silo)
         # Every silo receives the last results, though nothing trains on them.
         down = self._simulation.last_delivery
-        self._folder.record_work(RoundWork(self._job.length, self._job.rounds, 0, down, {}), 0.0)
+        work = RoundWork(self._job.length, self._job.rounds, 0, down, {})
+        self._folder.record_work(work, 0.0)
         measured = of_look(self._job.rounds, last)
         self._simulation.finish(last)
         seen = {silo: look.test for silo, look in last.items()}
         states, coordinator = self._simulation.states, self._simulation.coordinator
         self._folder.finish(measured, states, coordinator, seen)
-        self._show(measured)
+        self._follow(measured, work)
         self._watch.round(self._job.rounds, measured)
-
-    def _show(self, measured: tuple[Measured, ...]) -> None:
-        if self._board is not None:
-            self._board.add(measured)
 
     def _look(self) -> tuple[Measured, ...]:
         self._watch.work("looking", len(self._job.silos))

@@ -1,9 +1,8 @@
-"""A run's measures for TensorBoard, while it goes.
+"""A run's points for TensorBoard.
 
-Written where the extra ``staddle[tensorboard]`` is installed, with a tag per measure and average,
-such as ``all/trained/macro``, and the rounds as steps. A process that resumes a run writes its
-events again from the history that is kept, and removes the old ones: what a killed process measured
-after its last snapshot is measured again, and would otherwise appear twice.
+A tag per name, and the rounds as steps. A process that resumes a run writes its events again from
+the history that is kept, and removes the old ones: what a killed process measured after its last
+snapshot is measured again, and would otherwise appear twice.
 """
 
 from collections.abc import Iterable
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LocalError
-from .disk import writing
-from .history import Measured
-from .scores import AVERAGES
+from ..run.disk import writing
+from .points import Point
 
 EVENTS = "tensorboard"  # folder in that of a run
 FROM_START = 0  # step from which on a TensorBoard that is open drops what it has read
@@ -25,7 +23,7 @@ class Board:
     Events are for people; no result is read from them.
     """
 
-    def __init__(self, folder: Path, history: Iterable[Measured]) -> None:
+    def __init__(self, folder: Path, kept: Iterable[Point]) -> None:
         """``folder`` is that of the run. LocalError where TensorBoard is not installed."""
         events = folder / EVENTS
         writer = _writer_class()
@@ -34,16 +32,13 @@ class Board:
                 old.unlink()
             self._writer = writer(str(events), purge_step=FROM_START)
         # Rewritten from the history: events of a killed process may go beyond it.
-        self.add(history)
+        self.add(kept)
 
-    def add(self, measures: Iterable[Measured]) -> None:
-        """Write what was measured, so that an open TensorBoard sees it."""
-        for measured in measures:
-            for average in AVERAGES:
-                # Without classes nothing is balanced by them.
-                if (value := getattr(measured, average)) is not None:
-                    name = f"{measured.measure}/{average}"
-                    self._writer.add_scalar(name, value, measured.rounds)
+    def add(self, points: Iterable[Point]) -> None:
+        """Write them, so that an open TensorBoard sees them."""
+        for point in points:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.rounds)
         self._writer.flush()
 
     def close(self) -> None:
@@ -65,6 +60,6 @@ def _writer_class() -> Any:
             raise
         raise LocalError(
             "events for TensorBoard need its package, which is not installed; pip install"
-            " 'staddle[tensorboard]', or leave the option out"
+            " 'staddle[tracking]', or leave --track tensorboard out"
         ) from error
     return SummaryWriter
