@@ -1,7 +1,8 @@
 """A picture of a partition: columns are silos, rows classes, and a disc's area is the count.
 
 As in pFedSim's Figure 3. The largest disc fills its cell, and the last line says what it stands
-for; a class of which a silo holds any record shows as a dot at least.
+for; a class of which a silo holds any record shows as a dot at least. Many silos are stripes, in
+the order of the class that they have most of, and darkness stands for the count.
 """
 
 import io
@@ -18,7 +19,9 @@ WIDE, NARROW = 40, 20  # pixels of a cell
 FEW = 25  # silos and classes, at most, that get wide cells
 SMALLEST = 1.0  # radius in pixels
 INK = (8, 29, 88)
-MOST_CELLS = 100_000  # 40 million pixels
+MOST_DISCS = 80  # silos; more are stripes
+WIDEST = 1600  # pixels of all stripes; more silos than that share them
+PALEST = 0.08  # of the ink, where a silo holds any record of a class
 
 Counts = NDArray[np.int64]
 
@@ -60,27 +63,41 @@ def radii(counts: Counts) -> NDArray[np.float64]:
 def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = ()) -> bytes:
     """PNG of counts [N, C]; the silos' names stand below and the classes' on the left.
 
-    Numbers stand for names that are left out. LocalError for negative counts, too many discs, or
-    another number of names.
+    Numbers stand for names that are left out; many silos have none. LocalError for negative counts
+    or another number of names.
     """
     _check_counts(counts)
     columns = _named("silos", silos, counts.shape[0])
     rows = _named("classes", classes, counts.shape[1])
-    cell, discs = cell_of(counts), _discs(counts)
+    cell = cell_of(counts)
     left = [_text(name, cell) for name in rows]
+    if len(counts) > MOST_DISCS:
+        order = f"{len(counts):,} silos, by the class of which they have most"
+        scale = _text(f"{order}; darkest: {counts.max():,} records", cell)
+        return _framed(_stripes(counts, cell), left, [], scale, cell)
     # Turned upright, since a name is wider than a cell.
     below = [_text(name, cell).rotate(90, expand=True) for name in columns]
     scale = _text(f"largest: {counts.max():,} records", cell)
+    return _framed(_discs(counts), left, below, scale, cell)
 
+
+def _framed(
+    body: Image.Image,
+    left: Sequence[Image.Image],
+    below: Sequence[Image.Image],
+    scale: Image.Image,
+    cell: int,
+) -> bytes:
+    """PNG of the body with texts for each row and column, and the scale in the corner."""
     # The longest names determine the margins.
-    margin = max(scale.width - discs.width, *(text.width for text in left))
-    height = discs.height + max(text.height for text in below)
-    image = Image.new("RGB", (margin + discs.width, height + scale.height), "white")
-    image.paste(discs, (margin, 0))
+    margin = max(scale.width - body.width, *(text.width for text in left))
+    height = body.height + max((text.height for text in below), default=0)
+    image = Image.new("RGB", (margin + body.width, height + scale.height), "white")
+    image.paste(body, (margin, 0))
     for row, text in enumerate(left):
         image.paste(text, (margin - text.width, row * cell + (cell - text.height) // 2))
     for column, text in enumerate(below):
-        image.paste(text, (margin + column * cell + (cell - text.width) // 2, discs.height))
+        image.paste(text, (margin + column * cell + (cell - text.width) // 2, body.height))
     image.paste(scale, (image.width - scale.width, height))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
@@ -92,11 +109,39 @@ def _check_counts(counts: Counts) -> None:
         raise LocalError(
             f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}"
         )
-    if counts.size > MOST_CELLS:
-        raise LocalError(
-            f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)}"
-            " silos"
-        )
+
+
+def by_class(counts: Counts) -> list[int]:
+    """Silos by the class of which they have most records, the purest of each class first.
+
+    ``counts`` are records by silo and class [N, C].
+
+    "Purest": with the largest share of its records in that class.
+    """
+    dominant, largest = counts.argmax(1), counts.max(1) / np.maximum(counts.sum(1), 1)
+    return sorted(range(len(counts)), key=lambda silo: (dominant[silo], -largest[silo]))
+
+
+def darkness(counts: Counts) -> NDArray[np.float64]:
+    """Of stripes [M, C], from 0 to 1: the root of the counts' ratio to the largest.
+
+    Silos in the order of ``by_class``, more than ``WIDEST`` as means of neighbours.
+    """
+    ordered = counts[by_class(counts)].astype(np.float64)
+    first = np.unique(np.linspace(0, len(ordered), min(len(ordered), WIDEST), False, dtype=int))
+    size = np.diff([*first, len(ordered)])
+    means = np.add.reduceat(ordered, first) / size[:, None]
+    dark = np.sqrt(means / max(means.max(), 1.0))
+    return np.where(means > 0, np.maximum(dark, PALEST), 0.0)
+
+
+def _stripes(counts: Counts, cell: int) -> Image.Image:
+    dark = np.rint(255 * darkness(counts)).astype(np.uint8)
+    width = max(1, WIDEST // len(dark))
+    rows = np.repeat(np.repeat(dark.T, cell, axis=0), width, axis=1)
+    # White between classes, so that rows can be told apart.
+    rows[cell - 1 :: cell] = 0
+    return ImageOps.colorize(Image.fromarray(rows), "white", INK)
 
 
 def _named(what: str, names: Sequence[str], wanted: int) -> Sequence[str]:

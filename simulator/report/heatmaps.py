@@ -17,7 +17,7 @@ coordinator has no more of it than the method's wire list says.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -39,6 +39,7 @@ from ...algorithms.methods.fedsimsup.method import FedSimSup
 from ...algorithms.methods.pfedsim import PFedSim
 from ...algorithms.methods.ppfl import heatmap
 from ...algorithms.methods.ppfl.method import PPFL
+from ...algorithms.partition.picture import by_class
 from ...errors import LocalError
 from .style import picture
 
@@ -167,17 +168,6 @@ def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> Hea
     )
 
 
-def by_class(counts: Counts) -> list[int]:
-    """Silos by the class of which they have most records, the purest of each class first.
-
-    ``counts`` are records by silo and class [N, C].
-
-    "Purest": with the largest share of its records in that class.
-    """
-    dominant, largest = counts.argmax(1), counts.max(1) / np.maximum(counts.sum(1), 1)
-    return sorted(range(len(counts)), key=lambda silo: (dominant[silo], -largest[silo]))
-
-
 def by_likeness(found: HeatMap) -> list[int]:
     """The silos in an order that puts like ones together.
 
@@ -205,12 +195,14 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
 
     Cells without a number are grey. LocalError if ``counts`` has another number of silos.
     """
-    n, columns = found.values.shape
-    if counts is not None and len(counts) != n:
+    every = len(found.values)
+    if counts is not None and len(counts) != every:
         raise LocalError(
-            f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same"
-            " silos"
+            f"a heat map of {every} silos, and class counts of {len(counts)}; give those of the"
+            " same silos"
         )
+    found, counts = _compared(found, counts)
+    n, columns = found.values.shape
 
     # groups show in one order alone: in job order they may be scattered
     orders = {"silos in job order": list(range(n)), "silos by likeness": by_likeness(found)}
@@ -242,6 +234,25 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
         figure.suptitle(found.title)
 
     return picture(len(orders) * width + 2.4, height + 1.3 + names, draw)
+
+
+def _compared(found: HeatMap, counts: Counts | None) -> tuple[HeatMap, Counts | None]:
+    """Of many silos those that have a number with another; the rest would be grey alone."""
+    every = len(found.values)
+    # A mixture of models has numbers for all.
+    if not found.pairs or every <= MOST_NAMES:
+        return found, counts
+    known = np.isfinite(found.values)
+    kept = np.flatnonzero(known.any(1) | known.any(0))
+    if len(kept) == every:
+        return found, counts
+    some = replace(
+        found,
+        title=f"{found.title}\n{len(kept):,} of {every:,} silos; the others: {found.absent}",
+        values=found.values[np.ix_(kept, kept)],
+        silos=tuple(found.silos[silo] for silo in kept),
+    )
+    return some, None if counts is None else counts[kept]
 
 
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:

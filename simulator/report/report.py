@@ -78,7 +78,9 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
 
     # labels are not in the runs' files: only whoever has the population can draw it
     if population is not None and population.classes:
-        caption = "Who holds what: the area of a disc is the number of records"
+        few = len(population.records) <= picture.MOST_DISCS
+        shows = "the area of a disc" if few else "the darkness of a stripe"
+        caption = f"Who holds what: {shows} is the number of records"
         pictures[_link(PARTITION_PICTURE, caption)] = _drawn(population)
 
     for run in chain.from_iterable(groups.values()):
@@ -158,11 +160,8 @@ def _partition(out: Path, population: Population | None) -> PartitionFile | None
     return None
 
 
-def _drawn(population: Population) -> bytes | None:
-    """None where there are more silos and classes than a picture takes."""
+def _drawn(population: Population) -> bytes:
     held = counts(population)
-    if held.size > picture.MOST_CELLS:
-        return None
     silos = tuple(population.records)
     names = population.class_names or ()
     return picture.picture(held, silos, names)

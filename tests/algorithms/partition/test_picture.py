@@ -6,11 +6,15 @@ from PIL import Image
 from support.refusals import refused
 
 from staddle.algorithms.partition.picture import (
-    MOST_CELLS,
+    MOST_DISCS,
     NARROW,
+    PALEST,
     SMALLEST,
     WIDE,
+    WIDEST,
+    by_class,
     cell_of,
+    darkness,
     held,
     picture,
     radii,
@@ -75,9 +79,37 @@ def test_names_are_drawn_and_take_room():
         ((COUNTS, [], ["a"]), "1 names for 3 classes"),
         ((-COUNTS,), "counts"),
         ((np.zeros((0, 3), np.int64),), r"not \[0, 3\]"),
-        ((np.zeros((MOST_CELLS, 2), np.int64),), f"{2 * MOST_CELLS} discs, at most {MOST_CELLS}"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(arguments, text):
     with refused(text):
         picture(*arguments)
+
+
+def test_silos_stand_by_class_and_purity():
+    assert by_class(np.array([[1, 8], [6, 0], [5, 5], [0, 3]])) == [1, 2, 3, 0]
+
+
+def test_many_silos_are_stripes_as_dark_as_they_hold_records():
+    counts = np.tile([[100, 0], [0, 25], [4, 0]], (40, 1))
+    dark = darkness(counts)
+    assert sorted(dark[:, 0].tolist()) == [0.0] * 40 + [0.2] * 40 + [1.0] * 40
+    assert dark[80:].tolist() == [[0, 0.5]] * 40
+    image = drawn(counts)
+    width = WIDEST // 120
+    assert image.shape[1] < WIDEST + 4 * NARROW
+    first = image[NARROW // 2, -120 * width :].reshape(120, width)  # the first class, silo by silo
+    assert np.allclose(first, first[:, :1])
+    assert np.allclose(first[:, 0] / first.max(), dark[:, 0], atol=0.02)
+
+
+def test_more_silos_than_pixels_share_them():
+    counts = np.ones((4 * WIDEST, 2), np.int64)
+    counts[:, 0] = 3
+    counts[-1] = [0, 1]
+    dark = darkness(counts)
+    assert dark.shape == (WIDEST, 2)
+    assert dark[0].tolist() == pytest.approx([1, np.sqrt(1 / 3)])
+    assert drawn(counts).shape[1] < WIDEST + 4 * NARROW
+    assert darkness(np.array([[10**6, 1], [1, 1]]))[0, 1] == PALEST  # not white: it holds one
+    assert drawn(np.ones((MOST_DISCS + 1, 1), np.int64)).shape[0] < 2 * NARROW  # without names

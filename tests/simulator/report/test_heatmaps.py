@@ -9,7 +9,8 @@ from support.simulated_jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, method_options
 from staddle.algorithms.course import SiloState
-from staddle.simulator.report.heatmaps import HeatMap, by_class, by_likeness, heat_map, png
+from staddle.simulator.report import heatmaps
+from staddle.simulator.report.heatmaps import HeatMap, by_likeness, heat_map, png
 
 LIKE = torch.tensor(
     [[0, 0.9, 0, 0.2], [0.9, 0, 0.1, 0], [0, 0.1, 0, 0.7], [0.2, 0, 0.7, 0]], dtype=torch.float64
@@ -79,10 +80,9 @@ def test_ppfl_is_drawn_by_the_states_of_the_silos():
         heat_map(job, {}, lambda silo: SiloState({"membership": {"c": 2 * rows[silo]}}))
 
 
-def test_other_methods_compare_no_silos_and_silos_stand_by_class_and_purity():
+def test_other_methods_compare_no_silos():
     for method in set(METHODS) - {"pfedsim", "fedsimsup", "fedaims", "ppfl"}:
         assert heat_map(make_job(method), {}, no_state) is None
-    assert by_class(np.array([[1, 8], [6, 0], [5, 5], [0, 3]])) == [1, 2, 3, 0]
 
 
 def test_like_silos_stand_together():
@@ -107,3 +107,27 @@ def test_a_picture_shows_both_orders_and_cuts_nothing_off():
     assert whole(pixels(png(shares)))
     with refused("a heat map of 4 silos, and class counts of 2"):
         png(drawn, counts[:2])
+
+
+def test_of_many_silos_those_that_were_compared_are_drawn(monkeypatch):
+    rng = np.random.default_rng(1)
+    values = np.full((200, 200), NAN)
+    there = np.arange(0, 200, 10)
+    values[np.ix_(there, there)] = rng.uniform(size=(20, 20))
+    values[there, there] = NAN
+    silos = tuple(f"silo-{number:03}" for number in range(200))
+    all_of_them = HeatMap("like", "cosine", values, silos, (0.0, 1.0), "never together")
+    counts = rng.integers(0, 9, (200, 3))
+    made = png(all_of_them, counts)
+    some = HeatMap(
+        "like\n20 of 200 silos; the others: never together",
+        "cosine",
+        values[np.ix_(there, there)],
+        silos[::10],
+        (0.0, 1.0),
+        "never together",
+    )
+    assert made == png(some, counts[::10])
+    everybody = np.where(np.isnan(values), 0.5, values)
+    monkeypatch.setattr(heatmaps, "replace", None)  # nobody is left out
+    assert png(HeatMap("like", "cosine", everybody, silos, (0.0, 1.0), "never"), counts)
