@@ -6,13 +6,17 @@ from typing import Any, TypeAlias
 Partition: TypeAlias = dict[str, Any]  # a [partition] table
 
 
-def Dirichlet(alpha: float, silos: int, **keys: Any) -> Partition:  # noqa: N802 - names a distribution
+def Dirichlet(  # noqa: N802 - names a distribution
+    alpha: float, silos: int, *, convention: str = "per-class", **keys: Any
+) -> Partition:
     """Each class is spread over the silos by a Dirichlet draw: the smaller alpha, the more uneven.
 
-    Further keys of the table, such as ``minimum`` and ``seed``, are in docs/simulate.md; so are
-    those of the other functions.
+    ``convention`` names the rule: "per-class", "balanced", "hsu", or "pfllib", "fl-bench" or "ppfl"
+    for the arrays that their code draws from the same seed. Further keys of the table, such as
+    ``minimum`` and ``seed``, are in docs/simulate.md; so are those of the other functions.
     """
-    return {"kind": "dirichlet", "silos": silos, "alpha": float(alpha), **keys}
+    of_all = {"silos": silos, "alpha": float(alpha), "convention": convention}
+    return {"kind": "dirichlet", **of_all, **keys}
 
 
 def Shards(each: int, silos: int, **keys: Any) -> Partition:  # noqa: N802 - as the others

@@ -1,9 +1,10 @@
 """Splitting one data set over simulated silos, unevenly by label.
 
-Hsu et al., 2019, arXiv:1909.06335. For each class, the silos' shares of its records are one draw
-from a symmetric Dirichlet(alpha): alpha 0.1 leaves a silo with one or two classes, alpha 100 is
-nearly even. In the balanced form, which most research code uses, a silo that has as many records as
-an even share gets none of the classes that follow.
+Yurochkin et al., 2019, arXiv:1905.12022, section 4. For each class c, the silos' shares of its
+records are one draw p_c ~ Dir(α 1_n): α = 0.1 leaves a silo with one or two classes, α = 100 is
+nearly even. In the balanced form, which the code of that paper, NIID-Bench (Li et al., 2021,
+arXiv:2102.02079) and PFLlib has, a silo that has as many records as an even share gets none of the
+classes that follow. ``conventions`` has other forms, and that of peers to the record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,19 +66,21 @@ def _draw(
         shares = rng.dirichlet(np.full(silos, alpha))
         takers = [i for i, shard in enumerate(shards) if len(shard) < full]
         # Until a silo is full, balanced and unbalanced draws are the same.
-        theirs = shares if len(takers) == silos else _scaled(shares[takers])
+        theirs = shares
+        if len(takers) < silos:
+            theirs = scaled(shares[takers], np.ones(len(takers), bool))
         for taker, own in zip(takers, cut(records, theirs), strict=True):
             shards[taker].extend(own.tolist())
     return shards
 
 
-def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares that sum to 1; equal ones where all are 0."""
+def scaled(shares: NDArray[np.float64], takers: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Shares that sum to 1; where all are 0, equal ones of those that may take some."""
     # At a low alpha the shares of all silos that are not full may underflow to 0.
     if not shares.any():
-        return np.full(len(shares), 1 / len(shares))
-    scaled: NDArray[np.float64] = shares / shares.sum()
-    return scaled
+        shares = takers.astype(np.float64)
+    whole: NDArray[np.float64] = shares / shares.sum()
+    return whole
 
 
 def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:

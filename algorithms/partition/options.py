@@ -1,14 +1,16 @@
 """A partition as a table of a file: one kind per way to split, with what each of them needs."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 from pydantic import Field
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from . import conventions
 from .by_label import classes_each, group_mixtures, label_groups, shards
 from .by_source import by_column, by_source
 from .draw import SMALLEST_ALPHA, dirichlet
@@ -22,10 +24,14 @@ Groups = Annotated[
 ]
 
 
+MINIMUM = 10  # records of a silo, where a table says nothing
+
+
 class PartitionTable(Strict):
     """Keys that every kind of partition has."""
 
-    minimum: Annotated[int, Field(strict=True, ge=0)] = 10
+    minimum: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Fewest records of a silo; default: 10, or what a Dirichlet convention has."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
     """Seed of the partition and of its split, whatever seeds its runs have."""
     keep: Count | None = None
@@ -33,12 +39,33 @@ class PartitionTable(Strict):
 
 
 class Dirichlet(PartitionTable):
-    """``draw.dirichlet``."""
+    """``draw.dirichlet``, or one of ``conventions``."""
 
     kind: Literal["dirichlet"]
     silos: Count
     alpha: Alpha
-    balanced: bool = False
+    convention: Literal["per-class", "balanced", "hsu", "pfllib", "fl-bench", "ppfl"] = "per-class"
+    clusters: Count | None = None
+    """For "ppfl": clusters of labels; default: one per label."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "balanced" in given:
+            raise ValueError(
+                'balanced has become a convention: write convention = "balanced" for balanced ='
+                " true, and nothing for false; the draws are the same"
+            )
+        return given
+
+    @pydantic.model_validator(mode="after")
+    def _clusters_of_ppfl(self) -> "Dirichlet":
+        if self.clusters is not None and self.convention != "ppfl":
+            raise ValueError(
+                f'clusters belongs to convention = "ppfl", this is {self.convention!r}; leave it'
+                " out"
+            )
+        return self
 
 
 class Shards(PartitionTable):
@@ -112,7 +139,8 @@ def deal(
     ``column`` has one value per record, for the kinds "sources" and "column": its source, subject,
     hospital.
     """
-    seed, minimum = table.seed, table.minimum
+    seed = table.seed
+    minimum = MINIMUM if table.minimum is None else table.minimum
     match table:
         # Silos of these two have names of their own.
         case BySource():
@@ -121,8 +149,8 @@ def deal(
         case ByColumn():
             return by_column(_column(table, labels, column), minimum)
 
-        case Dirichlet(silos=silos, alpha=alpha, balanced=balanced):
-            parts = dirichlet(labels, silos, alpha, seed, minimum, balanced=balanced)
+        case Dirichlet():
+            parts = _dirichlet(table, labels, minimum)
         case Shards(silos=silos, each=each):
             parts = shards(labels, silos, each, seed, minimum)
         case Classes(silos=silos, each=each):
@@ -132,6 +160,24 @@ def deal(
         case GroupMixtures(silos=silos, groups=groups, alpha=alpha):
             parts = group_mixtures(labels, silos, groups, alpha, seed, minimum)
     return _numbered(parts)
+
+
+def _dirichlet(table: Dirichlet, labels: Indices, minimum: int) -> list[Indices]:
+    """The parts of a convention; only ours have ``minimum`` in place of what is left out."""
+    of_all = (labels, table.silos, table.alpha, table.seed)
+    match table.convention:
+        case "per-class":
+            return dirichlet(*of_all, minimum)
+        case "balanced":
+            return dirichlet(*of_all, minimum, balanced=True)
+        case "hsu":
+            return conventions.hsu(*of_all, minimum)
+        case "pfllib":
+            return conventions.pfllib(*of_all, table.minimum)
+        case "fl-bench":
+            return conventions.fl_bench(*of_all, table.minimum)
+        case "ppfl":
+            return conventions.ppfl(*of_all, table.minimum, table.clusters)
 
 
 def alike(

@@ -10,10 +10,13 @@ from staddle.simulator.experiment.options import PARTITIONS
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
-        (staddle.Dirichlet(1, silos=4), {"kind": "dirichlet", "silos": 4, "alpha": 1.0}),
         (
-            staddle.Dirichlet(0.3, silos=4, balanced=True, seed=3),
-            {"kind": "dirichlet", "silos": 4, "alpha": 0.3, "balanced": True, "seed": 3},
+            staddle.Dirichlet(1, silos=4),
+            {"kind": "dirichlet", "silos": 4, "alpha": 1.0, "convention": "per-class"},
+        ),
+        (
+            staddle.Dirichlet(0.3, silos=4, convention="balanced", seed=3),
+            {"kind": "dirichlet", "silos": 4, "alpha": 0.3, "convention": "balanced", "seed": 3},
         ),
         (staddle.Shards(2, silos=5), {"kind": "shards", "silos": 5, "each": 2}),
         (staddle.Classes(2, silos=5), {"kind": "classes", "silos": 5, "each": 2}),

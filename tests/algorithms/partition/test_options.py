@@ -3,6 +3,7 @@ import pydantic
 import pytest
 from support.refusals import refused
 
+from staddle.algorithms.partition import conventions
 from staddle.algorithms.partition.by_label import classes_each, group_mixtures, label_groups, shards
 from staddle.algorithms.partition.by_source import by_column, by_source
 from staddle.algorithms.partition.draw import dirichlet
@@ -27,8 +28,16 @@ def table(**keys):
     [
         ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200},
             dirichlet(LABELS, 3, 0.1, 7, 200)),
-        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "balanced": True},
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "convention": "balanced"},
             dirichlet(LABELS, 3, 0.1, 7, balanced=True)),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "convention": "hsu"},
+            conventions.hsu(LABELS, 3, 0.1, 7)),
+        ({"kind": "dirichlet", "silos": 40, "alpha": 9.0, "convention": "pfllib"},
+            conventions.pfllib(LABELS, 40, 9.0, 7)),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "convention": "fl-bench", "minimum": 100},
+            conventions.fl_bench(LABELS, 3, 0.1, 7, 100)),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "convention": "ppfl", "clusters": 2},
+            conventions.ppfl(LABELS, 3, 0.1, 7, clusters=2)),
         ({"kind": "shards", "silos": 5, "each": 2}, shards(LABELS, 5, 2, 7)),
         ({"kind": "classes", "silos": 5, "each": 2}, classes_each(LABELS, 5, 2, 7)),
         ({"kind": "label-groups", "silos": 5, "groups": GROUPS},
@@ -82,11 +91,16 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
         ({"kind": "column", "silos": 5}, "silos"),
         ({"kind": "dirichlet", "silos": 5, "alpha": float("nan")}, "alpha"),
         ({"kind": "dirichlet", "silos": 5, "alpha": 0.0}, "alpha"),
+        ({"kind": "dirichlet", "silos": 5, "alpha": 1.0, "balanced": True},
+            'write convention = "balanced" for balanced = true, and nothing for false'),
+        ({"kind": "dirichlet", "silos": 5, "alpha": 1.0, "clusters": 2},
+            'clusters belongs to convention = "ppfl", this is \'per-class\''),
+        ({"kind": "dirichlet", "silos": 5, "alpha": 1.0, "convention": "niid"}, "convention"),
         ({"kind": "label-groups", "silos": 5, "groups": [[]]}, "groups"),
         ({"kind": "sources", "silos": {}}, "silos"),
         ({"kind": "sources", "silos": {"usps": 0}}, "silos"),
     ],
-)
+)  # fmt: skip
 def test_wrong_tables_are_refused(keys, text):
     with refused(text):
         table(**keys)
