@@ -47,10 +47,11 @@ class Experiment:
 
     ``data`` are records: a map-style torch ``Dataset`` of pairs, a pair of arrays x [N, …] and y
     [N, …], "digits", or a [data] table. ``partition`` is one of ``Dirichlet`` and the like, a
-    [partition] table, or per silo an index array, or a pair of them: training and test. ``model``
-    is a name, a [model] table, or a function or class that makes an ``nn.Module``. ``methods`` are
-    names, tables of [[methods]], or subclasses of ``Method``. Further ``settings`` are keys of the
-    file, such as ``task`` and ``participation``.
+    [partition] table, the path of a partition's file, or per silo an index array [n] of whole
+    numbers from 0 on, or a tuple of them: training and test, or training, validation and test.
+    ``model`` is a name, a [model] table, or a function or class that makes an ``nn.Module``.
+    ``methods`` are names, tables of [[methods]], or subclasses of ``Method``. Further ``settings``
+    are keys of the file, such as ``task`` and ``participation``.
 
     All is written to ``folder``, which names the experiment. LocalError says what is wrong.
     """
@@ -62,7 +63,7 @@ class Experiment:
         data: "TorchDataset[Any] | Dataset | tuple[Any, Any] | Table | str",
         model: Callable[..., nn.Module] | Table | str,
         methods: Iterable[Table | str | type[Method]],
-        partition: Table | Sequence[Any] | None = None,
+        partition: Table | Sequence[Any] | Path | str | None = None,
         seeds: int | Sequence[int] = 1,
         rounds: int = 10,
         training: Table | None = None,
@@ -178,6 +179,9 @@ class Experiment:
     def _partition(self, given: Any, records: Dataset | None, document: Table) -> dict[str, Any]:
         if isinstance(given, Mapping):
             return dict(given)
+        if isinstance(given, Path | str):
+            # Where the program runs, and not in the experiment's folder.
+            return {"file": str(Path(given).resolve())}
         if records is None:
             raise LocalError(
                 "partition: index arrays are for records that the program has; write a partition"
@@ -226,20 +230,28 @@ def _model(given: Any, records: Dataset | None) -> dict[str, Any]:
 
 def _sides(given: Sequence[Any]) -> dict[str, Sides]:
     """The sides of each silo; a single array per silo is split 75 to 25."""
-    pairs = [own for own in given if isinstance(own, tuple)]
-    if pairs and len(pairs) < len(given):
-        raise LocalError("partition: give a pair (training, test) for each silo, or for none")
-    arrays = [[_indices(own) for own in (each if pairs else [each])] for each in given]
-    names = [str(number) for number in range(len(arrays))]
-    if not pairs:
-        return merged(dict(zip(names, (own[0] for own in arrays), strict=True)), "75/25", 0)
+    forms = {len(own) if isinstance(own, tuple) else 1 for own in given}
+    if not forms <= {1, 2, 3} or len(forms) > 1:
+        raise LocalError(
+            "partition: give each silo an array, or each a pair (training, test), or each a triple"
+            " (training, validation, test)"
+        )
+    arrays = [list(map(_indices, own if isinstance(own, tuple) else (own,))) for own in given]
+    named = {str(number): own for number, own in enumerate(arrays)}
+    if forms == {1}:
+        return merged({name: own[0] for name, own in named.items()}, "75/25", 0)
     none = np.empty(0, np.int64)
-    return {name: Sides(own[0], none, own[1]) for name, own in zip(names, arrays, strict=True)}
+    sides = {}
+    for name, own in named.items():
+        train, *validation, test = own
+        sides[name] = Sides(train, validation[0] if validation else none, test)
+    return sides
 
 
 def _indices(given: Indices) -> NDArray[np.int64]:
     found = np.sort(np.asarray(given))
-    if found.ndim != 1 or found.dtype.kind not in "iu":
+    # An empty list has no dtype of its own.
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise LocalError(
             f"partition: an array of {found.dtype} {list(found.shape)}; give whole numbers [n], the"
             " places of a silo's records"

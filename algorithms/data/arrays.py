@@ -9,6 +9,8 @@ bytes;
 (2) its .npy header is one that numpy reads, of plain numbers or texts;
 (3) the header claims no more than the member holds;
 (4) all arrays together fit the memory that is available, what is made of them included.
+
+An array of objects is a pickle. It is refused, or handed out as bytes (``read_object``).
 """
 
 import fnmatch
@@ -17,7 +19,8 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -86,23 +89,63 @@ def read_arrays(
     it was read.
     """
     whole = (*several, *needed)
-    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in whole)})"
+    with _opened(path, whole) as (archive, size):
+        found = _names(archive)
+        needed = (*chain(*(_parts(path, each, found) for each in several)), *needed)
+        return _read(path, archive, size, needed, optional)
+
+
+def names_in(path: Path, needed: tuple[str, ...]) -> list[str]:
+    """The names of a .npz file's arrays, in its order; ``needed`` shows in errors what to save.
+
+    LocalError for what is no such file.
+    """
+    with _opened(path, needed) as (archive, _):
+        return _names(archive)
+
+
+def read_object(path: Path, name: str) -> bytes:
+    """The pickle in an array [] of one object, as ``numpy.savez(file, name={…})`` stores it.
+
+    It is not unpickled here (pickled.py). LocalError for another file or array.
+    """
+    with _opened(path, (name,)) as (archive, size):
+        _check_there(path, (name,), _names(archive))
+        member = _packed(path, archive, name, size)
+        # These bytes, the arrays within, and what is made of them.
+        check_fits(path, 3 * member.file_size, f"{name} of what its header claims")
+        shape, dtype, start = _header(archive, member)
+        if not dtype.hasobject or shape != ():
+            raise LocalError(
+                f"{path}: {name} is {dtype} {list(shape)}, and one pickled object is needed; take"
+                " the file as the program wrote it"
+            )
+        with archive.open(member) as stream:
+            return stream.read()[start:]
+
+
+@contextmanager
+def _opened(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[zipfile.ZipFile, int]]:
+    """The archive and the file's size in bytes; whatever is wrong with either is a LocalError."""
+    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in wanted)})"
     try:
         with open_regular(path) as file:
             if file.read(6) == b"\x93NUMPY":
                 raise LocalError(
-                    f"{path}: holds one array; save {_listed(whole)} together with numpy.savez"
+                    f"{path}: holds one array; save {_listed(wanted)} together with numpy.savez"
                 )
             size = file.seek(0, io.SEEK_END)
             check_fits(path, size, "the file itself")  # its table of contents alone may be as large
             with zipfile.ZipFile(file) as archive:
-                found = [name.removesuffix(".npy") for name in archive.namelist()]
-                needed = (*chain(*(_parts(path, each, found) for each in several)), *needed)
-                return _read(path, archive, size, needed, optional)
+                yield archive, size
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except (_NotPlainError, *NO_ARCHIVE) as error:
         raise LocalError(f"{path}: not a .npz file of plain arrays; {instead}") from error
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def _parts(path: Path, name: str, found: Sequence[str]) -> Sequence[str]:
@@ -122,18 +165,22 @@ def _read(
     needed: tuple[str, ...],
     optional: tuple[str, ...],
 ) -> dict[str, NDArray[Any]]:
-    found = [name.removesuffix(".npy") for name in archive.namelist()]
-    for name in needed:
-        if name not in found:
-            raise LocalError(
-                f"{path}: has no array {name!r}, only {sorted(found)}; save {_listed(needed)}"
-            )
+    found = _names(archive)
+    _check_there(path, needed, found)
     # An optional array may be absent.
     wanted = (*needed, *filter(found.__contains__, optional))
     total = sum(_memory(path, archive, name, size) for name in wanted)
     # (4) Nothing is read before all of it is known to fit.
     check_fits(path, total, f"{_listed(wanted)} of what its headers claim")
     return {name: _array(archive, name) for name in wanted}
+
+
+def _check_there(path: Path, needed: tuple[str, ...], found: Sequence[str]) -> None:
+    for name in needed:
+        if name not in found:
+            raise LocalError(
+                f"{path}: has no array {name!r}, only {sorted(found)}; save {_listed(needed)}"
+            )
 
 
 def _memory(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> int:
@@ -148,10 +195,9 @@ def _memory(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> int:
     return claim.nbytes + claim.count * TEXT_BYTES
 
 
-def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim:
-    """Checks (1), (2) and (3) of one array; ``size`` is the file's."""
+def _packed(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> zipfile.ZipInfo:
+    """Check (1): how an array is packed; ``size`` is the file's."""
     member = archive.getinfo(_member(archive, name))
-    # (1) How it is packed.
     if member.compress_type not in METHODS or member.flag_bits & 1:
         raise _NotPlainError
     # A member can claim any size, but not hold more than the file.
@@ -163,7 +209,13 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
             f"{path}, holds {size:,} bytes: array {name!r} claims to unpack {packed:,} bytes to"
             f" {member.file_size:,}, which no zip file can; replace the file"
         )
-    # (2) Its own header.
+    return member
+
+
+def _header(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Check (2): shape and dtype as an array's own header claims them, and the header's bytes."""
     with archive.open(member) as stream:
         # Only as much as a header can be: a member may inflate to gigabytes.
         start = io.BytesIO(stream.read(HEADER_BYTES))
@@ -171,6 +223,13 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
         shape, _, dtype = READERS[np.lib.format.read_magic(start)](start)
     except NO_HEADER as error:
         raise _NotPlainError from error
+    return shape, dtype, start.tell()
+
+
+def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim:
+    """Checks (1), (2) and (3) of one array; ``size`` is the file's."""
+    member = _packed(path, archive, name, size)
+    shape, dtype, start = _header(archive, member)
     # Objects would be unpickled, which runs whatever code the file holds.
     if dtype.hasobject or any(not 0 <= side < LARGEST_SIDE for side in shape):
         raise _NotPlainError
@@ -178,7 +237,7 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     count = math.prod(shape)
     # Python integers, so no shape makes the product overflow.
     claim = _Claim(count * dtype.itemsize, count)
-    follow = member.file_size - start.tell()
+    follow = member.file_size - start
     if claim.nbytes > follow:
         raise LocalError(
             f"{path}, holds {size:,} bytes: the header of array {name!r} claims {dtype}"
@@ -200,4 +259,4 @@ def _member(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

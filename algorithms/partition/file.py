@@ -1,8 +1,8 @@
 """A file that says which silo holds which records on which side, for other runs and frameworks.
 
-PPFL's files are read too. The format is JSON, because every language reads it and a person can
-look; 60,000 indices take 0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per
-silo::
+``other_files`` reads the files of other programs. This format is JSON, because every language reads
+it and a person can look; 60,000 indices take 0.4 MB, and 2 million fit what ``files.read_bytes``
+takes. One line per silo::
 
     {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…",
         "seed": 1,
@@ -39,11 +39,9 @@ from ...files.documents import (
     validate,
     write_atomic,
 )
-from ..data.arrays import read_arrays
 from .split import Sides
 
 FORMAT = "staddle-partition/1"
-PPFL_ARRAYS = ("train_idx", "train_ptr", "test_idx", "test_ptr")
 
 Indices = NDArray[np.int64]
 Index = Annotated[int, Field(strict=True, ge=0)]
@@ -182,7 +180,12 @@ def read(path: Path) -> PartitionFile:
 
     Other programs' files have no digest.
     """
-    found = validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
+    return checked(parse_json(read_bytes(path), str(path)), path)
+
+
+def checked(document: Any, path: Path) -> PartitionFile:
+    """The file whose text is this document."""
+    found = validate(document, PartitionFile, str(path))
     if found.file_sha256 is not None and found.file_sha256 != _digest(found):
         raise LocalError(
             f"{path}: changed since it was saved, on the disk or by hand; make it again, or restore"
@@ -196,65 +199,3 @@ def _digest(partition: PartitionFile) -> str:
     """SHA-256 of everything but the digest itself."""
     document = partition.model_dump(mode="json", exclude={"file_sha256"})
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
-    """A split published with PPFL, of the official training records and then the test records.
-
-    ``labels`` are those of all records in this order. The .npz holds the indices of all clients one
-    after another, ``train_idx`` and ``test_idx``, and where each client's begin and end,
-    ``train_ptr`` and ``test_ptr``. The published split of CIFAR-10 at alpha 0.2 has clients without
-    any record.
-    """
-    arrays = _read_ppfl_arrays(path)
-    cut = {
-        side: _by_client(path, side, arrays[f"{side}_idx"], arrays[f"{side}_ptr"])
-        for side in ("train", "test")
-    }
-    if len(cut["train"]) != len(cut["test"]):
-        raise LocalError(
-            f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; fetch the"
-            " file again"
-        )
-
-    # Through ``validate``, like a file of our own: the published indices may overlap or lie outside
-    # the data set, and an index on two sides would test on training records.
-    clients = [
-        {"name": str(number), "train": train, "validation": [], "test": test}
-        for number, (train, test) in enumerate(zip(cut["train"], cut["test"], strict=True))
-    ]
-    header = {
-        "format": FORMAT,
-        "data": data,
-        "records": len(labels),
-        "labels_sha256": labels_sha256(labels),
-    }
-    # A published partition cannot be drawn again, so it has no seed.
-    how = {"kind": "published", "by": "PPFL", "file": path.name}
-    return validate(
-        {**header, "seed": None, "how": how, "clients": clients}, PartitionFile, str(path)
-    )
-
-
-def _read_ppfl_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    arrays = read_arrays(path, PPFL_ARRAYS, ())
-    for name, array in arrays.items():
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise LocalError(
-                f"{path}: {name} is {array.dtype} {list(array.shape)}; a list of whole numbers is"
-                " needed"
-            )
-    return arrays
-
-
-def _by_client(
-    path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]
-) -> list[list[int]]:
-    starts = pointers.astype(np.int64)
-    # Client k has indices[pointers[k]:pointers[k + 1]].
-    whole = len(starts) > 1 and (starts[0], starts[-1]) == (0, len(indices))
-    if not whole or bool((np.diff(starts) < 0).any()):
-        raise LocalError(
-            f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; fetch the file again"
-        )
-    return [piece.tolist() for piece in np.split(indices, starts[1:-1])]

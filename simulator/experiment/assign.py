@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.data.options import DataTable
-from ...algorithms.partition.file import read, read_ppfl
 from ...algorithms.partition.options import Partition, alike, deal
+from ...algorithms.partition.other_files import read_partition
 from ...algorithms.partition.split import Sides, apart, merged
 from ...errors import LocalError
 from .options import Apart, Merged, PartitionFromFile, Split
@@ -38,21 +38,15 @@ def from_file(table: PartitionFromFile, source: DataTable, labels: Indices) -> D
 
     LocalError if the file does not fit these records.
     """
-    match table.format:
-        case "ppfl":
-            found = read_ppfl(table.file, labels, source.title)
-            dealt = 0
-            for own in found.sides().values():
-                dealt += len(own.all())
-            # the file holds nothing else by which a wrong data set would show
-            if dealt != len(labels):
-                raise LocalError(
-                    f"{table.file}: deals out {dealt} records, there are {len(labels)}; take the"
-                    " data set that it is of, official training and test records together"
-                )
-        case "staddle":
-            found = read(table.file)
-            found.check_labels(labels)
+    found = read_partition(table.file, labels, source.title, table.format)
+    for client, own in found.sides().items():
+        train, test = len(own.train), len(own.test)
+        # One without any record takes no part.
+        if (train or test) and not (train and test):
+            raise LocalError(
+                f"{table.file}: client {client!r} has {train} training records and {test} test"
+                " records; give it both, or neither to leave it out (FL-bench: --split sample)"
+            )
     return Dealt(found.sides(), found.seed, found.how)
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import pydantic
 from pydantic import Field, PlainValidator
 
 from ...algorithms.data import registry
@@ -11,6 +10,7 @@ from ...algorithms.data.options import Shared, SourceTable
 from ...algorithms.data.sources.public.synthetic import LARGEST, PUBLISHED_SILOS
 from ...algorithms.job.job import Seed
 from ...algorithms.partition import options
+from ...algorithms.partition.other_files import Format
 from ...algorithms.partition.split import Ratio
 from ...files.documents import Strict
 from ...files.tagged import of_kind
@@ -42,22 +42,14 @@ class Synthetic(SourceTable):
 class PartitionFromFile(Strict):
     """``file = …``: a file, of this software or another, with each silo's records and sides.
 
-    ``format = "ppfl"`` is that of PPFL's published splits.
+    ``format`` is one of ``other_files``; left out, the file's content shows it.
     """
 
     kind: Literal["file"] = "file"
     file: Path
-    format: Literal["staddle", "ppfl"] = "staddle"
+    format: Format | None = None
     keep: Count | None = None
     """So many of its clients take part, spread evenly over all in their order; all if left out."""
-
-    @pydantic.model_validator(mode="after")
-    def _format_of_its_name(self) -> "PartitionFromFile":
-        if (self.file.suffix == ".npz") != (self.format == "ppfl"):
-            raise ValueError(
-                f'{self.file}: format = "ppfl" is for .npz files, others are format = "staddle"'
-            )
-        return self
 
 
 class Merged(Strict):

@@ -94,9 +94,26 @@ def test_index_arrays_say_who_has_what(tmp_path):
     sizes = [(len(own.train), len(own.test)) for own in found.records.values()]
     assert sizes == [(20, 10), (30, 3), (20, 20)]
     assert torch.equal(list(found.records.values())[1].test.x, DATA.x[70:73])
+    triples = [(own, own[:0], tested) for own, tested in pairs[1:]]
+    triples.append((range(30), [30, 31], range(32, 39)))
+    found = populate(read(small(tmp_path / "triples", partition=triples).file))
+    last = list(found.records.values())[-1]
+    assert [len(last.train), len(last.validation), len(last.test)] == [30, 2, 7]
     alone = [range(40), range(40, 80), range(80, 120)]
     found = populate(read(small(tmp_path / "alone", partition=alone).file))
     assert [(len(own.train), len(own.test)) for own in found.records.values()] == [(30, 10)] * 3
+
+
+def test_the_file_of_another_program_says_who_has_what(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arrays = {"train_a": np.arange(20), "test_a": [20], "train_b": [30, 33], "test_b": [31, 32]}
+    np.savez(tmp_path / "p.npz", **arrays)
+    for number, given in enumerate(("p.npz", tmp_path / "p.npz", {"file": "../p.npz"})):
+        file = small(tmp_path / str(number), partition=given, silos=["a", "b"]).file
+        found = populate(read(file)).records
+        assert {silo: (len(own.train), len(own.test)) for silo, own in found.items()} == {
+            "a": (20, 1), "b": (2, 2),
+        }  # fmt: skip
 
 
 def test_other_tasks_have_their_own_records(tmp_path):
@@ -158,7 +175,8 @@ def test_a_model_of_a_run_is_ready_to_use(tmp_path):
         ({"training": {"epoch": 2}}, "epoch"),
         ({"data": "nothing"}, "unknown set 'nothing'; known: digits"),
         ({"data": 5}, "data: int; give a torch data set of pairs"),
-        ({"partition": [range(5), (range(5), range(5))]}, "for each silo, or for none"),
+        ({"partition": [range(5), (range(5), range(5))]}, "give each silo an array, or each"),
+        ({"partition": [(range(5),) * 4]}, r"or each a pair \(training, test\), or each a triple"),
         ({"partition": [[0.5, 1.5]]}, r"an array of float64 \[2\]; give whole numbers"),
         ({"data": {"kind": "bundled", "name": "digits"}, "partition": [range(9)]}, "index arrays"),
         ({"model": lambda: nn.Linear(1, 1)}, "cannot be found by its name"),

@@ -1,7 +1,5 @@
 import hashlib
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from support.refusals import refused
 
 from staddle.algorithms.partition import file as module
 from staddle.algorithms.partition.draw import dirichlet
-from staddle.algorithms.partition.file import partition_file, read, read_ppfl, save
+from staddle.algorithms.partition.file import partition_file, read, save
 from staddle.algorithms.partition.split import merged
 from staddle.errors import LocalError
 
@@ -109,76 +107,3 @@ def test_wrong_files_are_refused(tmp_path, change, text):
     with pytest.raises(LocalError) as caught:
         read(path)
     assert text in str(caught.value)
-
-
-PPFL = {
-    "train_idx": np.array([4, 0, 2], np.int32),
-    "train_ptr": np.array([0, 2, 3, 3], np.int32),
-    "test_idx": np.array([5, 1], np.int32),
-    "test_ptr": np.array([0, 1, 2, 2], np.int32),
-}
-
-
-def test_the_layout_of_the_published_splits(tmp_path):
-    np.savez(tmp_path / "split.npz", **PPFL, similarity=np.eye(3))
-    found = read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
-    sides = {name: (own.train.tolist(), own.test.tolist()) for name, own in found.sides().items()}
-    assert sides == {"0": ([0, 4], [5]), "1": ([2], [1]), "2": ([], [])}  # record 3 is left over
-    assert found.data == "mnist"
-    assert found.records == 6
-    assert found.seed is None
-    assert found.how["file"] == "split.npz"
-    save(tmp_path / "p.json", found)
-    assert read(tmp_path / "p.json") == found
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"test_ptr": np.array([0, 2, 1, 2])}, "test_ptr does not rise from 0 to 2"),
-        ({"test_ptr": np.array([0, 1])}, "test_ptr does not rise"),
-        ({"test_ptr": np.array([0, 2])}, "3 clients train and 1 test"),
-        ({"test_idx": np.array([5, 4])}, "record 4 is given"),
-        ({"test_idx": np.array([5, 6])}, "index 6 of 6 records"),
-        ({"test_idx": np.array([5.0, 1.0])}, "test_idx is float64"),
-        ({"test_idx": np.array([None, None])}, "not a .npz file of plain arrays"),
-        (None, (r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and"
-            r" test_ptr")),
-    ],
-)  # fmt: skip
-def test_wrong_published_splits_are_refused(tmp_path, change, text):
-    np.savez(tmp_path / "split.npz", **({"x": np.eye(2)} if change is None else PPFL | change))
-    with refused(text):
-        read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
-
-
-def test_no_split_where_there_is_no_archive(tmp_path):
-    with refused("cannot read it"):
-        read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
-    for content in (b"", b"PK\x03\x04", b"text"):
-        (tmp_path / "split.npz").write_bytes(content)
-        with refused(r"not a \.npz file of plain arrays; write one with"):
-            read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
-    np.save(tmp_path / "one.npy", np.arange(3))
-    with refused(r"one\.npy: holds one array; save train_idx"):
-        read_ppfl(tmp_path / "one.npy", np.arange(6), "mnist")
-
-
-@pytest.mark.skipif(
-    "STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked"
-)
-def test_the_published_mnist_split_spreads_groups_of_digits():
-    folder = Path(os.environ["STADDLE_DATA"])
-    files = [folder / f"MNIST/raw/{part}-labels-idx1-ubyte" for part in ("train", "t10k")]
-    raw = b"".join(file.read_bytes()[8:] for file in files)
-    labels = np.frombuffer(raw, np.uint8).astype(np.int64)
-    path = folder / "ppfl_splits/mnist_100clients_4domains_alpha1.0.npz"
-    sides = read_ppfl(path, labels, "mnist").sides()
-    assert len(sides) == 100
-    everything = np.sort(np.concatenate([own.all() for own in sides.values()]))
-    assert np.array_equal(everything, np.arange(70000))
-    held = np.array([np.bincount(labels[own.all()], minlength=10) for own in sides.values()])
-    shares = held / held.sum(0)
-    # one group: records are in the official order
-    assert np.abs(shares[:, 0] - shares[:, 6]).max() < 0.01
-    assert np.abs(shares[:, 0] - shares[:, 1]).max() > 0.02

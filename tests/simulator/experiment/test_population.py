@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 
@@ -161,6 +162,16 @@ def test_a_published_split_is_read_and_keeps_its_numbers(experiment, tmp_path):
     save_npz(tmp_path / "data.npz", some(61))
     with refused(r"split\.npz: deals out 60 records, there are 61; take the data set that it"):
         populate(experiment(data=NPZ, partition=table, model=GLM))
+
+
+def test_a_client_that_only_trains_or_only_tests_is_refused(experiment, tmp_path):
+    save_npz(tmp_path / "data.npz", some())
+    table = '[partition]\nfile = "p.json"'
+    for client in ({"train": [1, 2]}, {"test": [1], "validation": [2]}):
+        whole = {"0": {"train": [5], "test": [6]}, "north": {"train": [], "test": [], **client}}
+        (tmp_path / "p.json").write_text(json.dumps(whole))
+        with refused(r"p\.json: client 'north' has \d training records and \d test records; give"):
+            populate(experiment(data=NPZ, partition=table, model=GLM))
 
 
 def test_official_parts_are_kept_apart(experiment, tmp_path):
