@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.data.options import DataTable
-from ...algorithms.partition.options import Partition, alike, deal
+from ...algorithms.partition.options import ByColumn, Partition, alike, deal
 from ...algorithms.partition.other_files import read_partition
 from ...algorithms.partition.split import Sides, apart, merged
 from ...errors import LocalError
@@ -48,6 +48,12 @@ def from_file(table: PartitionFromFile, source: DataTable, labels: Indices) -> D
                 " records; give it both, or neither to leave it out (FL-bench: --split sample)"
             )
     return Dealt(found.sides(), found.seed, found.how)
+
+
+def from_clients(source: DataTable, data: Dataset, labels: Indices) -> Dealt:
+    """The sides that a source of whole clients has, such as PFLlib's folders."""
+    by_client = ByColumn(kind="column", minimum=0)
+    return from_tables(by_client, Apart(kind="apart"), source, data, labels)
 
 
 def from_tables(

@@ -15,7 +15,7 @@
     kind = "bundled"
     name = "digits"
 
-    [partition]           # or file = "partition.json", with format = "ppfl" where PPFL published it
+    [partition]           # or file = "partition.json", or that of another program
     kind = "dirichlet"
     silos = 10
     alpha = 0.5
@@ -62,6 +62,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BeforeValidator, Field
 
+from ...algorithms.data.sources.public.pfllib import Pfllib
 from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
@@ -167,6 +168,12 @@ class ExperimentFile(JobSettings):
                     raise ValueError("split: synthetic records are drawn for a side; take it out")
             case Synthetic(), _:
                 raise ValueError("partition: synthetic records are drawn silo by silo; take it out")
+            case Pfllib(), None:
+                if self.split is not None:
+                    raise ValueError(
+                        "split: PFLlib's files say which side a record is on; take it out, or add"
+                        " [partition] to deal the records out again"
+                    )
             case _, None:
                 raise ValueError(
                     "missing key 'partition'; add it: it says which silo holds which records"

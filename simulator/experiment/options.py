@@ -7,6 +7,7 @@ from pydantic import Field, PlainValidator
 
 from ...algorithms.data import registry
 from ...algorithms.data.options import Shared, SourceTable
+from ...algorithms.data.sources.public.pfllib import Pfllib
 from ...algorithms.data.sources.public.synthetic import LARGEST, PUBLISHED_SILOS
 from ...algorithms.job.job import Seed
 from ...algorithms.partition import options
@@ -79,7 +80,9 @@ SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 
 
 def _data(value: Any) -> SourceTable:
-    kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
+    # Both hold the records of all silos, so neither is in a silo's configuration.
+    of_all: dict[str, type[SourceTable]] = {"pfllib": Pfllib, "synthetic": Synthetic}
+    kinds = {**registry.KINDS, **of_all}
     # The default kind is that of a silo's configuration.
     table = of_kind(value, kinds, "npz")
 
@@ -109,7 +112,7 @@ def _split(value: Any) -> Strict:
     return of_kind(value, SPLITS, "merged")
 
 
-Data: TypeAlias = Annotated[registry.Source | Synthetic, PlainValidator(_data)]
+Data: TypeAlias = Annotated[registry.Source | Pfllib | Synthetic, PlainValidator(_data)]
 Partition: TypeAlias = Annotated[options.Partition | PartitionFromFile, PlainValidator(_partition)]
 Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 

@@ -26,7 +26,7 @@ from ...algorithms.partition.split import Sides
 from ...algorithms.training.record_checks import same_id
 from ...errors import LocalError
 from ...files.documents import canonical_json
-from .assign import check_groups, from_file, from_tables, kept
+from .assign import check_groups, from_clients, from_file, from_tables, kept
 from .experiment import CheckedExperiment, ExperimentFile
 from .options import Merged, PartitionFromFile, Synthetic
 from .plan import Population
@@ -79,22 +79,23 @@ def counts(population: Population) -> Counts:
 
 
 def _populate(file: ExperimentFile, source: DataTable) -> Population:
-    if file.partition is None:
-        raise LocalError(f"data of kind {source.kind!r} take a [partition]; add it")
     # A partition depends on the labels, so the data comes first.
     data = _load(file, source)
     labels = file.task.strata(data.y).numpy()
-    if isinstance(file.partition, PartitionFromFile):
-        dealt = from_file(file.partition, source, labels)
-    else:
-        dealt = from_tables(file.partition, file.split or Merged(), source, data, labels)
+    match file.partition:
+        case None:
+            dealt = from_clients(source, data, labels)
+        case PartitionFromFile():
+            dealt = from_file(file.partition, source, labels)
+        case _:
+            dealt = from_tables(file.partition, file.split or Merged(), source, data, labels)
 
     # a skewed partition may leave a client no record at all; such a client cannot train
     empty = [client for client, sides in dealt.sides.items() if not len(sides.all())]
     some = dict(dealt.sides)
     for client in empty:
         del some[client]
-    held = kept(some, file.partition.keep)
+    held = kept(some, file.partition.keep if file.partition else None)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     # After clients were left out, whose groups do not matter.
     check_groups(silos, data.groups)

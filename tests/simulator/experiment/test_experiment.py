@@ -102,6 +102,8 @@ def test_paths_start_at_the_file(experiment, tmp_path):
             "partition: synthetic records are drawn silo by silo; take it out"),
         ({"data": 'kind = "synthetic"', "partition": '[split]\nratio = "50/50"'},
             "split: synthetic records are drawn for a side; take it out"),
+        ({"data": 'kind = "pfllib"\nfolder = "."', "partition": '[split]\nratio = "50/50"'},
+            "split: PFLlib's files say which side a record is on; take it out, or add"),
         ({"data": 'kind = "synthetical"'},
             "data: kind = 'synthetical': no such kind; did you mean 'synthetic'"),
         ({"data": NPZ + "\ntest_fraction = 0.2"},

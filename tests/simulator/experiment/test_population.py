@@ -174,6 +174,32 @@ def test_a_client_that_only_trains_or_only_tests_is_refused(experiment, tmp_path
             populate(experiment(data=NPZ, partition=table, model=GLM))
 
 
+def test_pfllibs_clients_keep_their_records_and_sides(experiment, tmp_path):
+    start = 0
+    for client, (train, test) in {10: (3, 2), 2: (5, 1), 0: (4, 4)}.items():
+        for side, count in (("train", train), ("test", test)):
+            (tmp_path / side).mkdir(exist_ok=True)
+            x = np.arange(start, start + 2 * count, dtype=np.float32).reshape(count, 1, 1, 2)
+            data = {"x": x, "y": np.arange(count) % 3}
+            np.savez_compressed(tmp_path / side / f"{client}.npz", data=data)
+            start += 2 * count
+    data = 'kind = "pfllib"\nfolder = "."'
+    people = populate(experiment(data=data, partition="", model=GLM))
+    assert list(people.records) == ["silo-000", "silo-002", "silo-010"]
+    found = people.records["silo-010"]
+    assert found.train.x.flatten().tolist() == list(range(6))
+    assert found.test.x.flatten().tolist() == list(range(6, 10))
+    assert [len(own.train) for own in people.records.values()] == [4, 5, 3]
+    assert people.partition.how["kind"] == "column"
+    # Dealt out anew, all records of a client or of the whole set are dealt.
+    anew = '[partition]\nkind = "dirichlet"\nsilos = 2\nalpha = 9.0\nminimum = 4'
+    assert counts(populate(experiment(data=data, partition=anew, model=GLM))).sum() == 19
+    some = '[partition]\nkind = "column"\nminimum = 0\nkeep = 2\n[split]\nkind = "apart"'
+    assert list(populate(experiment(data=data, partition=some, model=GLM)).records) == [
+        "silo-000", "silo-002",
+    ]  # fmt: skip
+
+
 def test_official_parts_are_kept_apart(experiment, tmp_path):
     rng = np.random.default_rng(1)
     arrays = {f"x_{p}": rng.uniform(-1, 1, (n, 16, 16)) for p, n in (("train", 200), ("test", 40))}
