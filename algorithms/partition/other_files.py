@@ -58,7 +58,7 @@ def read_partition(
     ``labels`` [N] are those of all records, which are called ``data``. LocalError for a file that
     does not fit them: it names client and index where an index is out of range or given twice.
     """
-    form = form or _form_of(path)
+    form = form or form_of(path)
     if form == "staddle":
         own = file.read(path)
         own.check_labels(labels)
@@ -78,7 +78,8 @@ def read_partition(
     return partition_file(sides, labels, data, None, how)
 
 
-def _form_of(path: Path) -> Format:
+def form_of(path: Path) -> Format:
+    """The format that a file's content shows; LocalError where it cannot be read."""
     try:
         with open_regular(path) as opened:
             head = opened.read(64).lstrip()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...algorithms.partition import file as partition_file
 from ...algorithms.partition import picture as pictures
 from ...algorithms.partition.file import PartitionFile
+from ...algorithms.partition.other_files import form_of
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.experiment.experiment import read
@@ -19,6 +20,7 @@ from ...simulator.experiment.plan import Population
 from ...simulator.experiment.population import counts, populate
 from ..console import printer
 
+OF_PARTITIONS = (".json", ".npz", ".csv", ".pkl")  # suffixes
 SIDES = ("training", "validation", "test")
 MOST_SILOS = 40  # of which each has a row
 EACH_END = 10  # rows of the smallest and of the largest, where there are more
@@ -101,7 +103,13 @@ def show(
 ) -> None:
     """Show how many records each silo holds, of which side and of which class."""
     # a partition's file is shown without its data set, which may not be on this machine
-    if file.suffix == ".json":
+    if file.suffix in OF_PARTITIONS:
+        form = form_of(file)
+        if form != "staddle":
+            raise LocalError(
+                f"{file}: a partition of another program (format {form!r}), which is only checked"
+                " with its records; show a simulation's file that reads it, [partition] file = …"
+            )
         held = _of_file(partition_file.read(file))
     else:
         held = _of_population(_populated(file))

@@ -77,6 +77,17 @@ def test_a_partition_is_written_shown_and_read_again(small, tmp_path):
         run("make", small(), "--out", out)
 
 
+def test_a_partition_of_another_program_is_shown_with_its_records(small, tmp_path):
+    (tmp_path / "p.csv").write_text(
+        "record,client,side\n7,a,train\n2,a,test\n3,b,train\n1,b,test\n"
+    )
+    shown = run("show", small(partition='file = "p.csv"'))
+    assert "2 silos with 4 records, 2 each: 2 training, 2 test" in shown
+    assert "20 of 24 records are given to no silo" in shown
+    with pytest.raises(LocalError, match=r"of another program \(format 'csv'\), which is only"):
+        run("show", tmp_path / "p.csv")
+
+
 def test_the_counts_of_all_silos_are_json(small):
     found = json.loads(run("show", small(classes=2), "--json"))
     assert found == {
