@@ -13,9 +13,9 @@ Symbols: N records, n silos, n_c records of class c.
   (arXiv:2310.14337) has, too. Labels are dealt to clusters at random; of cluster k silo i gets m_ki
   records, w_k ~ Dir(α 1_n), m_k ~ Multinomial(n_k, w_k).
 
-The last three draw as that code draws, from numpy's and Python's old generators, whose numbers do
-not change between releases (NEP 19): the same labels and the same seed give a silo the same
-records. What that code then tests on is another draw, which is not repeated here.
+The last three draw as that code draws, from numpy's old generator, whose numbers do not change
+between releases (NEP 19), and ``ppfl`` from Python's, too: with the same labels and the same seed a
+silo has the same records. What that code then tests on is another draw, which is not repeated here.
 
 All give ascending record indices per silo, no record twice.
 """
@@ -43,8 +43,9 @@ Shares = NDArray[np.float64]
 def hsu(labels: Indices, silos: int, alpha: float, seed: int, minimum: int = 10) -> list[Indices]:
     """Equally many records per silo, to one; each silo draws its own shares of the classes.
 
-    A class that has run out is left out, and the shares of the others are scaled to the sum 1, so
-    the last silos get what is left. Sizes are even, so nothing is drawn again for ``minimum``.
+    Our choice where a class has run out: it is left out, and the shares of the others are scaled to
+    the sum 1, so the last silos get what is left. Sizes are even, so nothing is drawn again for
+    ``minimum``.
     """
     check_alpha(alpha)
     check_enough(len(labels), silos, minimum)
