@@ -6,7 +6,7 @@ resumed from: the same job, records and engine then end in the same bits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import filterfalse, product
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from ..training.loop import silent
 from ..training.record_checks import check_records, check_training
 from ..training.silo_round import Evaluation, RoundReport, final_report, kept
 from .aggregation import MemoryArchive, Shelved, close_round, deliver_all
+from .attendance import EVERYONE, Attendance
 from .engine import Engine, Records, Serial, SiloWork
 
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
@@ -56,13 +57,17 @@ class Round:
 
     ``metrics`` are the cohort's sums of METRICS. In a federation ``reports`` stay at the silos.
     ``bytes_up`` and ``bytes_down`` are those of all tensors that the cohort uploaded and received:
-    in the clear, without what frames them.
+    in the clear, without what frames them. ``absent`` are drawn silos that were away, ``late``
+    those whose uploads came too late; ``seconds`` are simulated, None without a clock.
     """
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
     bytes_up: int = 0
     bytes_down: int = 0
+    absent: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    seconds: float | None = None
 
 
 class Simulation:
@@ -70,6 +75,7 @@ class Simulation:
 
     ``weights``, by silo and part, are initial values of private parts (pretrained.load_weights).
     ``exchanges`` folds the contributions. ``begun`` is the snapshot to resume from; None: round 0.
+    ``attendance`` says who is there; ``check_attendance`` must accept it for the job.
     """
 
     def __init__(
@@ -79,8 +85,10 @@ class Simulation:
         weights: Mapping[str, Mapping[str, Tensors]] | None = None,
         exchanges: Exchanges = PLAIN,
         begun: Snapshot | None = None,
+        attendance: Attendance = EVERYONE,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
+        self._attendance = attendance
         # Parts are folded on the GPU if all silos' versions fit there; the bits are the same.
         self._exchanges, self._device = exchanges, CPU
         if exchanges is PLAIN and versions_bytes(job) <= room(engine.device):
@@ -132,10 +140,14 @@ class Simulation:
         An exception leaves the simulation as it was before the round.
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
-        cohort, up = self._job.cohort(round_), self._job.up(round_)
+        up, present = self._job.up(round_), self._attendance.present(self._job, round_)
         # Outcomes are kept apart until the round is closed, so an exception changes nothing.
-        work = self._work(cohort)
+        work = self._work(present)
         outcomes = self._engine.train(round_, work, done)
+        # Whoever is late has trained for nothing, as in a federation.
+        steps = {silo: _steps(outcomes[silo].report) for silo in present}
+        end = self._attendance.closed(self._job, round_, steps)
+        cohort = end.members
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         uploaded = 0
         for silo, part in product(cohort, up):
@@ -158,7 +170,9 @@ class Simulation:
         self._trained |= set(cohort)
         self._round += 1
         reports = {silo: outcomes[silo].report for silo in cohort}
-        return Round(reports, metrics, uploaded, _delivered(work))
+        admitted = self._attendance.admitted(self._job, round_)
+        absent = tuple(filterfalse(present.__contains__, admitted))
+        return Round(reports, metrics, uploaded, _delivered(work), absent, end.late, end.seconds)
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
@@ -205,6 +219,11 @@ class Simulation:
             self._method, self._exchanges, self._coordinator, self._round, silos, self._archive
         )
         return [SiloWork(silo, self._states[silo], down) for silo, down in delivered.items()]
+
+
+def _steps(report: RoundReport) -> int:
+    """Optimiser steps; a private round, which has no clock, does not count them."""
+    return report.work.steps if report.work is not None else 0
 
 
 def _bytes(tensors: Tensors) -> int:

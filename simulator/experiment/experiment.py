@@ -47,6 +47,9 @@
     look_every = 1                    # rounds after which all silos are evaluated
     snapshot_every = 10               # rounds after which a snapshot is written
 
+    [attendance]                      # who is there (algorithms/engines/attendance.py); left out,
+                                      all silos are there in each round
+
 A job file with [data] and [partition] is such a file too. [security] stays in the jobs: a
 simulation adds up in the clear, withholds what a blind job withholds, and rejects what it rejects,
 such as silos that change from round to round under private weights. The counts of silos may be left
@@ -63,6 +66,7 @@ import pydantic
 from pydantic import BeforeValidator, Field
 
 from ...algorithms.data.sources.public.pfllib import Pfllib
+from ...algorithms.engines.attendance import EVERYONE, Attendance
 from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
@@ -138,6 +142,7 @@ class ExperimentFile(JobSettings):
     partition: Partition | None = None
     split: Split | None = None
     simulation: SimulationTable = SimulationTable()
+    attendance: Attendance = EVERYONE
 
     @pydantic.model_validator(mode="after")
     def _one_of_two(self) -> "ExperimentFile":

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...algorithms.engines.attendance import EVERYONE, Attendance
 from ...algorithms.engines.engine import Records
 from ...algorithms.job.job import Job
 from ...algorithms.partition.file import PartitionFile
@@ -29,12 +30,14 @@ class Population:
 class Run:
     """One method with one seed; ``label`` names it in folders, tables and curves.
 
-    ``job`` has the seed, too. Runs of one label differ only in the seed.
+    ``job`` has the seed, too. Runs of one label differ only in the seed. ``attendance`` is the
+    same for all runs of an experiment.
     """
 
     label: str
     seed: int
     job: Job
+    attendance: Attendance = EVERYONE
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...algorithms.engines.attendance import Attendance, check_attendance
 from ...algorithms.engines.simulation import check_population
 from ...algorithms.job.job import Job
 from ...algorithms.job.security import SecurityTable
@@ -46,8 +47,18 @@ def runs(
         # jobs of a method differ in the seed alone
         for silo, records in population.records.items():
             check_training(jobs[0], records.train, silo, f"silo {silo!r}")
-        found += [Run(method.title, job.seed, job) for job in jobs]
+        attendance = experiment.file.attendance
+        for job in jobs:
+            _check_attendance(experiment, attendance, job)
+            found.append(Run(method.title, job.seed, job, attendance))
     return tuple(found)
+
+
+def _check_attendance(experiment: CheckedExperiment, attendance: Attendance, job: Job) -> None:
+    try:
+        check_attendance(attendance, job)
+    except LocalError as error:
+        raise LocalError(f"{experiment.path}: {error}") from error
 
 
 def chosen_methods(experiment: CheckedExperiment, wanted: Sequence[str]) -> list[ChosenMethod]:

@@ -41,6 +41,7 @@ class Axis:
 ROUNDS = Axis("curves.png", "over rounds", "rounds of training")
 MEGABYTES = Axis("bytes.png", "over bytes", "MB up and down, all silos together")
 SECONDS = Axis("seconds.png", "over time", "seconds of training and aggregation")
+SIMULATED = Axis("simulated.png", "over simulated time", "simulated seconds of local training")
 
 # Labels of the axis.
 MEANS: dict[Average, str] = {

@@ -4,7 +4,7 @@
 
     summary.md                                  summary.py
     results.csv                                 results_csv.py
-    curves.png, bytes.png, seconds.png, spread.png    curves.py
+    curves.png, bytes.png, seconds.png, spread.png    curves.py; simulated.png with a clock
     partition.json, partition.png               who holds what, where the population is at hand
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
@@ -93,21 +93,30 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
 
 
 def _paced(groups: Groups, histories: Any, form: ScoreForm) -> dict[Link, bytes | None]:
-    """The curves over bytes and over seconds, where all runs have counted them."""
+    """The curves over bytes and seconds, real and simulated, where all runs have counted them."""
     from . import curves  # noqa: PLC0415 - as in ``_curves``
 
     megabytes: dict[str, curves.Pace] = {}
     seconds: dict[str, curves.Pace] = {}
+    simulated: dict[str, curves.Pace] = {}
     for label, runs in groups.items():
         taken = list(map(spent, runs))
         megabytes[label] = curves.pace(
             [{n: (own.bytes_up + own.bytes_down) / 1e6 for n, own in one.items()} for one in taken]
         )
         seconds[label] = curves.pace([{n: own.seconds for n, own in one.items()} for one in taken])
+        simulated[label] = curves.pace(
+            [{n: own.simulated for n, own in one.items()} for one in taken]
+        )
+    axes = (
+        (curves.MEGABYTES, megabytes),
+        (curves.SECONDS, seconds),
+        (curves.SIMULATED, simulated),
+    )
     pictures: dict[Link, bytes | None] = {}
-    for axis, paces in ((curves.MEGABYTES, megabytes), (curves.SECONDS, seconds)):
+    for axis, paces in axes:
         ends = (max(own.values(), default=nan) for own in paces.values())
-        # A run whose seconds.csv is missing has no place on the axis.
+        # A run whose seconds.csv is missing has no place on the axis, nor one without a clock.
         if not any(map(isnan, ends)):
             link = _link(axis.file, f"{form.title} {axis.over}")
             pictures[link] = curves.curves(histories, form=form, axis=axis, paces=paces)

@@ -2,21 +2,23 @@
 
 ::
 
-    label,seed,round,measure,silos,value,loss,bytes_up,bytes_down,seconds
+    label,seed,round,measure,silos,value,loss,bytes_up,bytes_down,simulated_seconds,seconds
 
 A row is one number. ``measure`` names whose models were measured on which records, the score, and
 how silos are averaged: ``all/trained/accuracy.macro``. ``round`` counts the rounds that train.
-``loss`` is the mean training loss of that round's silos. Bytes and seconds are sums from the
-beginning of the run to the measure, so each is an axis to draw a value against.
+Newcomers have rows of their own, ``newcomers/…``, as have all other silos, ``others/…``. ``loss``
+is the mean training loss of that round's silos. Bytes and seconds are sums from the beginning of
+the run to the measure, so each is an axis to draw a value against.
 """
 
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from ..run.history import Measured
+from .attendance_tables import apart
 from .finished_runs import Recorded
 from .silo_spread import spectrum
 
@@ -30,18 +32,23 @@ COLUMNS = (
     "loss",
     "bytes_up",
     "bytes_down",
+    "simulated_seconds",
     "seconds",
 )
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run had taken by a measure; ``seconds`` is NaN where a round was not timed."""
+    """What a run had taken by a measure; ``seconds`` is NaN where a round was not timed.
+
+    ``simulated`` are seconds of the clock of [attendance]; NaN without one.
+    """
 
     loss: float
     bytes_up: int
     bytes_down: int
     seconds: float
+    simulated: float = nan
 
 
 NOTHING = Spent(nan, 0, 0, 0.0)
@@ -66,6 +73,8 @@ def spent(run: Recorded) -> dict[int, Spent]:
     """
     found: dict[int, Spent] = {}
     taken = NOTHING
+    if run.identity.who.step_seconds is not None:
+        taken = replace(NOTHING, simulated=0.0)
     for line in run.work:
         loss = line.loss
         # The last delivery trains nothing, and leaves the loss of the last round.
@@ -76,6 +85,7 @@ def spent(run: Recorded) -> dict[int, Spent]:
             taken.bytes_up + line.bytes_up,
             taken.bytes_down + line.bytes_down,
             taken.seconds + run.timed.get(line.round, nan),
+            taken.simulated + (line.simulated or 0.0),
         )
         found[line.rounds] = taken
     return found
@@ -89,16 +99,12 @@ def _rows(run: Recorded) -> Iterator[tuple[object, ...]]:
             known(taken.loss),
             taken.bytes_up,
             taken.bytes_down,
+            known(round(taken.simulated, 3)),
             known(round(taken.seconds, 3)),
         )
-        for name, value in numbers(one, run.form.key, higher=run.form.higher).items():
-            yield (
-                one.rounds,
-                f"{one.measure}/{name}",
-                len(one.records),
-                value,
-                *after,
-            )
+        for measure, own in ((one.measure, one), *apart(run, one)):
+            for name, value in numbers(own, run.form.key, higher=run.form.higher).items():
+                yield (one.rounds, f"{measure}/{name}", len(own.records), value, *after)
 
 
 def known(value: float) -> float | None:

@@ -35,6 +35,7 @@ from ..run.scores import (
     scores,
     spread,
 )
+from .attendance_tables import attendance_section, newcomers_section
 from .finished_runs import Recorded
 from .markdown import MarkdownColumn, escaped, table
 from .silo_spread import against, kept, spectrum
@@ -89,6 +90,11 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
                 f"{run.folder}: its silos hold other records than those of {first.folder}, so"
                 " the two cannot be compared; let each partition have an --out of its own"
             )
+        if run.identity.attendance != first.identity.attendance:
+            raise LocalError(
+                f"{run.folder}: has another [attendance] than {first.folder}, so the two cannot be"
+                " compared; let each have an --out of its own"
+            )
     for label, runs in groups.items():
         _check_one_job(label, runs)
 
@@ -126,11 +132,17 @@ def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
         ("silos", str(len(first.silos))),
         *_record_rows(first.silos),
         *_shared_settings(groups).items(),
+        *_attendance_rows(first),
         ("silos drawn per round", " or ".join(map(str, sorted(sizes)))),
         ("seeds", ", ".join(map(str, sorted(seeds)))),
         ("all silos evaluated", looks),
         ("made", "; ".join(sorted(made))),
     ]
+
+
+def _attendance_rows(run: Recorded) -> Rows:
+    set_keys = run.identity.who.model_dump(exclude_defaults=True)
+    return [("attendance", _listed(set_keys))] if set_keys else []
 
 
 def _partition_rows(partition: PartitionFile | None) -> Rows:
@@ -189,13 +201,15 @@ def methods(groups: Groups) -> list[tuple[str, str]]:
 
 
 def drawn(run: Recorded) -> frozenset[str]:
-    """The silos that were in the cohort of any round, a census included.
+    """The silos that took part in any round, a census included.
 
-    ``Simulation`` calls these the trained silos. The job determines them.
+    ``Simulation`` calls these the trained silos. Whoever was late has left no trace.
     """
     found: set[str] = set()
-    for cohort in _job(run).cohorts():
-        found.update(cohort)
+    job, who = _job(run), run.identity.who
+    late = {line.round: line.late for line in run.work}
+    for round_ in range(job.length):
+        found.update(set(who.present(job, round_)).difference(late.get(round_, ())))
         # a job may have 100,000 rounds: the draws after the last newcomer add nothing
         if len(found) == len(run.silos):
             break
@@ -301,8 +315,10 @@ def summary(
     sections = (
         _experiment(groups, partition),
         _silos(groups, form),
+        newcomers_section(groups, form),
         _every_measure(groups, form),
         work_section(groups),
+        attendance_section(groups),
         _cost(groups),
         _pictures(pictures),
     )

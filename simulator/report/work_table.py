@@ -33,7 +33,7 @@ def work_section(groups: Mapping[str, Sequence[Recorded]]) -> str:
     numbers = [MarkdownColumn(title, numbers=True) for title in COLUMNS]
     shown = table([MarkdownColumn("method"), *numbers], rows)
     return (
-        "## What training took\n\nPer silo and round in which it was drawn: optimiser steps,"
+        "## What training took\n\nPer silo and round in which it trained: optimiser steps,"
         " records that went through the model for training, and FLOPs of matrix products and"
         " convolutions, forward and backward. What a method does once, such as tuning in the end,"
         " is spread over its rounds. Per run, all silos together: bytes of tensors in the clear; a"

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 import torch
 
+from ...algorithms.engines.attendance import EVERYONE, Attendance
 from ...algorithms.engines.engine import Records
 from ...algorithms.job.job import DERIVED
+from ...algorithms.job.schema import plain
 from ...errors import LocalError
-from ...files.documents import Strict, canonical_json
+from ...files.documents import Strict, canonical_json, validate
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from .disk import parse_kept
@@ -58,7 +60,7 @@ class MadeWith(Strict):
 class RunManifest(Strict):
     """The content of run.json; ``population`` is the digest of the records and their partition.
 
-    ``job`` is the job's document.
+    ``job`` is the job's document; ``attendance`` the table, None where all silos are there.
     """
 
     version: Literal[1] = 1
@@ -69,6 +71,12 @@ class RunManifest(Strict):
     silos: tuple[SiloRecords, ...]
     look_every: int
     made_with: MadeWith
+    attendance: dict[str, Any] | None = None
+
+    @property
+    def who(self) -> Attendance:
+        """Who is there in the run's rounds."""
+        return validate(self.attendance or {}, Attendance, f"attendance of {self.label!r}")
 
     def seeded_like(self, other: "RunManifest") -> "RunManifest":
         """The manifest of the same run with another's seed, and what follows from that alone."""
@@ -85,7 +93,9 @@ class RunManifest(Strict):
 
         A snapshot has the digest of these bytes.
         """
-        return canonical_json(self.model_dump()) + b"\n"
+        # Runs in which all silos are there are written as earlier releases wrote them.
+        left_out = {"attendance"} if self.attendance is None else None
+        return canonical_json(self.model_dump(exclude=left_out)) + b"\n"
 
 
 def identity(
@@ -109,6 +119,7 @@ def identity(
         silos=tuple(silos),
         look_every=schedule.look_every,
         made_with=made_with,
+        attendance=None if run.attendance == EVERYONE else plain(run.attendance),
     )
 
 
@@ -166,8 +177,9 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
 
 def _written(one: RunManifest) -> dict[str, Any]:
     """The settings that a person wrote, without those that a job derives from them."""
-    # Label and look_every are settings, too, but not part of the job.
+    # These are settings, too, but not part of the job.
     written = {**one.job, "label": one.label, "look_every": one.look_every}
+    written["attendance"] = one.attendance or plain(EVERYONE)
     for key in DERIVED:
         written.pop(key, None)
     return written

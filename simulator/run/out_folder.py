@@ -34,9 +34,8 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
         _check_label(begun, manifest.identity(run, population, schedule))
 
     # a report compares all runs in the folder, those of earlier commands too
-    name = runs[0].job.name
     for folder, there in begun.items():
-        _check_experiment(folder, there, name, population)
+        _check_experiment(folder, there, runs[0], population)
 
 
 def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
@@ -47,7 +46,8 @@ def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
             manifest.check_same(path, there, here.seeded_like(there))
 
 
-def _check_experiment(path: Path, there: RunManifest, name: str, population: Population) -> None:
+def _check_experiment(path: Path, there: RunManifest, run: Run, population: Population) -> None:
+    name = run.job.name
     if there.job["name"] != name:
         raise LocalError(
             f"{path}: is of experiment {there.job['name']!r}, this is {name!r};"
@@ -57,4 +57,9 @@ def _check_experiment(path: Path, there: RunManifest, name: str, population: Pop
         raise LocalError(
             f"{path}: holds a run on other records, or with another partition or split; choose"
             " another --out, or remove it"
+        )
+    # Other labels: of its own label it is a changed setting.
+    if there.who != run.attendance:
+        raise LocalError(
+            f"{path}: holds a run with another [attendance]; choose another --out, or remove it"
         )

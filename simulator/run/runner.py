@@ -50,7 +50,7 @@ def complete(
         # an engine may take a GPU's memory, which a finished run has no need of
         # A signal may interrupt training, but never a write.
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
-        simulation = Simulation(run.job, trainer, begun=folder.begun())
+        simulation = Simulation(run.job, trainer, begun=folder.begun(), attendance=run.attendance)
         meter = FlopMeter(run.job, population.records, trainer.device)
 
         # the last round ends with a look, so a run that lacks only that is not shown as finished
@@ -110,8 +110,8 @@ class _Rounds:
         job, round_ = self._job, self._simulation.round
         # Equal for a round that does not count as training, such as a census.
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
-        # Only the cohort trains.
-        self._watch.work("training", len(job.cohort(round_)))
+        # Only the silos of the cohort that are there train.
+        self._watch.work("training", len(self._run.attendance.present(job, round_)))
         begun = monotonic()
         done = self._simulation.step(self._watch.silo)
         seconds, reports = monotonic() - begun, done.reports
@@ -121,8 +121,10 @@ class _Rounds:
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
+        # Newcomers are evaluated as they join, too.
+        due = rounds % self._schedule.look_every == 0 or rounds == self._run.attendance.join_after
         # After the last round, ``_finish`` evaluates, once tuning is done.
-        if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
+        if due and rounds < job.rounds:
             measured += self._look()
 
         # written before it is shown: nobody sees a measure that the history does not have

@@ -9,6 +9,9 @@
 
     seconds.csv    round, seconds: of training and aggregation
 
+A line has ``absent`` where drawn silos were away, ``late`` where uploads came too late (names of
+silos both), and ``simulated``, the seconds of the round, where a clock is simulated.
+
 ``rounds`` counts the rounds that train by then. By silo: the mean training loss of the last epoch,
 optimiser steps, records that went through the model, and FLOPs of all of them, null where they
 could not be counted. Bytes are those of tensors in the clear, of all silos together.
@@ -36,14 +39,17 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 SiloLine = tuple[float | None, Number, Number, Number | None]
 
 
-class RoundWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one round took; ``silos`` are those that trained in it."""
+class RoundWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one round took; ``silos`` are those that took part in it."""
 
     round: Number
     rounds: Number
     bytes_up: Number
     bytes_down: Number
     silos: dict[str, SiloLine]
+    absent: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    simulated: float | None = None
 
     @property
     def loss(self) -> float:
@@ -96,6 +102,9 @@ def work_line(
         done.bytes_up,
         done.bytes_down,
         silos,
+        done.absent,
+        done.late,
+        done.seconds,
     )
 
 

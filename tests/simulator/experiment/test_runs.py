@@ -3,6 +3,7 @@ import torch
 from support.refusals import refused
 
 from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.engines.attendance import Attendance
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.file import partition_file, save
 from staddle.algorithms.partition.split import Sides
@@ -109,6 +110,21 @@ def test_a_label_is_one_method_and_private_weights_of_changing_silos_are_refused
     people = populate(found)
     with refused(r"participation = 0\.5: 4 silos are too few for two batches"):
         runs(found, people)
+
+
+def test_who_is_there_holds_for_all_runs_and_must_fit_them(experiment):
+    table = "\n[attendance]\nnewcomers = {}\njoin_after = {}\n"
+    found = experiment(methods=METHODS + table.format('["silo-001"]', 3))
+    people = populate(found)
+    who = Attendance(newcomers=("silo-001",), join_after=3)
+    assert [run.attendance for run in runs(found, people)] == [who] * 6
+    with refused(r"job\.toml: attendance, method 'fedavg': join_after = 3, but there are 2 rounds"):
+        runs(found, people, ["fedavg"], rounds=2)
+    found = experiment(methods=METHODS + table.format('["silo-009"]', 3))
+    with refused(r"job\.toml: attendance\.newcomers names 'silo-009'"):
+        runs(found, people)
+    with refused(r"attendance: newcomers and join_after go together"):
+        experiment(methods=METHODS + "\n[attendance]\nnewcomers = 1\n")
 
 
 def test_a_job_file_with_data_and_a_partition_is_an_experiment_of_the_same_job(tmp_path):

@@ -45,7 +45,8 @@ def test_a_row_is_one_number_with_what_was_spent_by_then():
     assert tuple(rows[0]) == COLUMNS
     first = {row["measure"]: row for row in rows if row["round"] == "1"}
     assert list(first["selected/after/accuracy.macro"].values()) == [
-        "fedavg", "1", "1", "selected/after/accuracy.macro", "1", "0.5", "0.5", "110", "1", "3.0",
+        "fedavg", "1", "1", "selected/after/accuracy.macro", "1", "0.5", "0.5", "110", "1", "",
+        "3.0",
     ]  # fmt: skip
     end = {row["measure"]: row for row in rows if row["round"] == "2"}
     assert float(end["all/trained/accuracy.macro"]["value"]) == 0.625

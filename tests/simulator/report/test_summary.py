@@ -241,6 +241,9 @@ def test_what_cannot_be_compared_is_refused():
     check_comparable(groups(*begun), POPULATION)
     with refused("though both are labelled 'fedavg'; remove the one that is out of date"):
         check_comparable(groups(begun[0], started(other, "2", torch="2.14")))
+    lacking = other.identity.model_copy(update={"attendance": {"absent": "0.1"}})
+    with refused(r"out/fedavg/seed-2: has another \[attendance\] than out/fedavg/seed-1"):
+        check_comparable(groups(one, replace(other, identity=lacking)))
     changed = recorded("fedavg", 2, FIRST, training=TWICE)
     with refused("though both are labelled 'fedavg'; remove the one that is out of date"):
         check_comparable(groups(one, changed))

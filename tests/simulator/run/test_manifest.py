@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run
 
+from staddle.algorithms.engines.attendance import EVERYONE, Attendance
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run import manifest
 from staddle.simulator.run.manifest import RunManifest, differences
@@ -12,6 +15,10 @@ POPULATION = make_population()
 
 def made(run=None, population=POPULATION, schedule=SCHEDULE):
     return manifest.identity(run or make_run(), population, schedule)
+
+
+def away(**keys):
+    return replace(make_run(), attendance=Attendance(**keys))
 
 
 def told(**changed):
@@ -31,6 +38,14 @@ def test_it_says_what_run_this_is():
 def test_it_is_read_as_it_was_written(tmp_path):
     (tmp_path / "run.json").write_bytes(made().to_bytes())
     assert manifest.read(tmp_path) == made()
+
+
+def test_who_is_there_is_kept_and_left_out_where_it_is_everyone(tmp_path):
+    who = {"newcomers": ("d",), "join_after": 2, "step_seconds": {"d": 0.1, "b": 2.0}}
+    (tmp_path / "run.json").write_bytes(made(away(**who)).to_bytes())
+    assert manifest.read(tmp_path).who == Attendance(**who)
+    assert made().who == EVERYONE
+    assert b"attendance" not in made().to_bytes()
 
 
 def test_it_cannot_be_edited_unseen(tmp_path):
@@ -63,6 +78,7 @@ def test_the_same_run_differs_in_nothing():
         ({"run": make_run(training={"epochs": 1, "batch_size": 8, "lr": 0.05})},
             ["training.lr is 0.1 there and 0.05 here"]),
         ({"run": Run("other", 7, make_run().job)}, ["label is fedavg there and other here"]),
+        ({"run": away(absent=0.25)}, ["attendance.absent is 0.0 there and 0.25 here"]),
         ({"schedule": Schedule(3, 2)}, ["look_every is 2 there and 3 here"]),
         ({"population": make_population("6a" * 32)},
             ["the records, or who holds which, are others"]),

@@ -1,8 +1,12 @@
+import json
+from dataclasses import replace
+
 import pytest
 from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run, results
 
 from staddle.algorithms import catalog
+from staddle.algorithms.engines.attendance import EVERYONE, Attendance
 from staddle.algorithms.engines.engine import Serial
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.errors import CancelledError, LocalError
@@ -99,16 +103,42 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     assert run_it(tmp_path / "stopped", run) == whole
 
 
-@pytest.mark.parametrize("method", ["pfedsim", "fedsimsup"])
-def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, method):
-    run = make_run(method)
+WHO = Attendance(newcomers=1, join_after=3, absent=0.2, step_seconds=1.0, spread=0.5)
+LACKING = {"seed": 1, "rounds": 4, "participation": 1.0, "min_cohort": 1, "round_timeout": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "who", "fields"),
+    [("pfedsim", EVERYONE, {}), ("fedsimsup", EVERYONE, {}), ("pfedsim", WHO, LACKING)],
+)
+def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, method, who, fields):
+    run = replace(make_run(method, **fields), attendance=who)
     whole = run_it(tmp_path / "whole", run)
     for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
         stop = StopSignal()
-        said = f"^{method}, seed 7: stopped; the same command resumes after round "
+        said = f"^{method}, seed {run.seed}: stopped; the same command resumes after round "
         with pytest.raises(CancelledError, match=said):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
+
+
+def test_newcomers_absent_and_late_silos_are_written_down(tmp_path):
+    """A round that is lacking is shown as such, and newcomers are evaluated as they join."""
+    watch, run = Asks(), replace(make_run(**LACKING), attendance=WHO)
+    files = run_it(tmp_path, run, watch)
+    lines = [json.loads(line) for line in files["work.jsonl"].splitlines()]
+    seen = [{*line["silos"], *line.get("absent", ()), *line.get("late", ())} for line in lines]
+    assert ["c" in silos for silos in seen] == [False, False, False, True, False]
+    present = [len(WHO.present(run.job, round_)) for round_ in range(4)]
+    assert [told[1] for told in watch.told if told[0] == "training"] == present
+    assert present[:3] == [3 - len(line.get("absent", ())) for line in lines[:3]]
+    assert any("absent" in line for line in lines)
+    assert any("late" in line for line in lines)
+    assert all(line["simulated"] <= 4.0 for line in lines[:4])
+    looked = {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)}
+    assert looked >= {2, 3, 4}
+    looks = [step for step in watch.told if step[0] == "looking"]
+    assert len(looks) == 3
 
 
 def test_what_was_whole_when_it_was_stopped_is_not_run_again(tmp_path):

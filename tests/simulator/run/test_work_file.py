@@ -10,6 +10,7 @@ from staddle.simulator.run.work_file import (
     read_work,
 )
 
+LACKING = RoundWork(1, 1, 300, 20, {"a": (0.5, 3, 40, 900)}, ("b",), ("c", "d"), 2.5)
 CENSUS = RoundWork(0, 0, 80, 0, {})
 FIRST = RoundWork(1, 1, 300, 20, {"a": (0.5, 3, 40, 900), "b": (1.5, 2, 20, 100)})
 UNKNOWN = RoundWork(2, 2, 300, 20, {"a": (0.5, 3, 40, None), "b": (1.5, 2, 20, 100)})
@@ -27,15 +28,18 @@ def test_it_resumes_after_what_a_snapshot_covers(tmp_path):
     file = WorkFile(path, NOTHING)
     file.append(CENSUS)
     file.append(FIRST)
+    # As written by releases in which everyone was there.
+    assert b"absent" not in path.read_bytes()
     kept = file.sync()
     file.append(UNKNOWN)
     file.close()
     again = WorkFile(path, kept)
     again.append(UNKNOWN)
+    again.append(LACKING)
     whole = again.sync()
     again.close()
     assert again.lines == (CENSUS, FIRST)
-    assert read_work(path, whole) == (CENSUS, FIRST, UNKNOWN)
+    assert read_work(path, whole) == (CENSUS, FIRST, UNKNOWN, LACKING)
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"half", b'{"round":-1}\n'])
