@@ -16,6 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import staddle
+from staddle.algorithms.engines.attendance import Attendance
 from staddle.algorithms.methods.fedper import FedPer
 from staddle.commands.main import app
 from staddle.simulator.experiment.experiment import read
@@ -70,6 +71,15 @@ def test_it_writes_the_file_that_simulate_runs_and_reads_it(tmp_path):
     for label in ("local", "mean"):
         mine = (first.folder / "results" / label / "seed-1" / "silos.csv").read_bytes()
         assert (out / label / "seed-1" / "silos.csv").read_bytes() == mine
+
+
+def test_who_is_there_is_a_table_of_the_file(tmp_path):
+    who = {"newcomers": ("silo-001",), "join_after": 1, "step_seconds": {}}
+    who["step_seconds"] = {f"silo-00{number}": 0.5 + number for number in range(3)}
+    experiment = small(tmp_path / "exp", attendance=who)
+    assert read(experiment.file).file.attendance == Attendance(**who)
+    measures = {row["measure"] for row in experiment.run(workers=1).rows()}
+    assert {"newcomers/aggregated/accuracy.macro", "others/trained/accuracy.macro"} <= measures
 
 
 def test_a_torch_data_set_and_arrays_are_the_same_records(tmp_path):

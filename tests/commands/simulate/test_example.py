@@ -9,6 +9,7 @@ from support.refusals import refused
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class
+from staddle.algorithms.engines.attendance import Attendance
 from staddle.algorithms.partition.options import Dirichlet
 from staddle.commands.main import app
 from staddle.commands.simulate.example import BASELINES, simulation_text
@@ -57,6 +58,7 @@ def test_it_has_every_key_of_a_simulations_own_tables_with_its_default():
     given, everything = tomllib.loads(text), tomllib.loads(uncommented(text))
     parsed = parse_toml(text.encode(), ExperimentFile, "f")
     tables = {"partition": Dirichlet, "split": Merged, "simulation": SimulationTable}
+    tables |= {"attendance": Attendance}
     for name, model in tables.items():
         assert everything[name].keys() == model.model_fields.keys()
         for key, field in model.model_fields.items():
