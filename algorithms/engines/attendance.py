@@ -8,6 +8,7 @@
     absent = 0.1           # chance that a silo is away in a round for which it was drawn
     step_seconds = 0.05    # simulated seconds of an optimiser step, so that rounds take time
     spread = 1.0           # by silo: step_seconds · exp(spread · z), z a standard normal draw
+    fewer_epochs = true    # who would be late trains fewer epochs, FedProx's stragglers
 
 A round without these silos is what it is in a federation (coordinator/rounds/machine.py). A
 newcomer is a silo that answers the offer of the job late, and is drawn from then on. An absent silo
@@ -15,7 +16,10 @@ is lost when the round opens, so the others do not wait for it. A silo is late i
 there when the round closes: after ``round_timeout``, or once a ``quorum`` is there. A silo that was
 absent or late begins its next round from the state that it had before this one.
 
-The clock counts local training alone: a silo's optimiser steps times its seconds per step.
+The clock counts local training alone: a silo's optimiser steps times its seconds per step. With
+``fewer_epochs`` a silo trains as many of the job's epochs as fit into ``round_timeout``, at least
+one (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 5.2, where
+stragglers draw their epochs; here they follow from the clock). A federation has no such thing.
 """
 
 from collections.abc import Mapping
@@ -69,6 +73,8 @@ class Attendance(Strict):
     """Simulated seconds per optimiser step, of every silo or by silo; None: no clock."""
     spread: Annotated[Real, Field(ge=0, le=10)] = 0.0
     """Standard deviation of the logarithm of silos' seconds per step."""
+    fewer_epochs: bool = False
+    """True: a silo that would miss ``round_timeout`` trains fewer epochs, at least one."""
 
     @pydantic.model_validator(mode="after")
     def _together(self) -> "Attendance":
@@ -78,6 +84,8 @@ class Attendance(Strict):
             raise ValueError(
                 "spread varies one step_seconds of all silos; give that number, or leave spread out"
             )
+        if self.fewer_epochs and self.step_seconds is None:
+            raise ValueError("fewer_epochs needs a clock; give step_seconds, too")
         return self
 
     def joining(self, silos: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,6 +124,12 @@ class Attendance(Strict):
             z = NormalDist().inv_cdf(max(drawn, LEAST_DRAW))
             found[silo] = self.step_seconds * exp(self.spread * z)
         return found
+
+    def most_steps(self, job: Job) -> dict[str, int] | None:
+        """Steps for which a silo has time in a round; None where it takes those of the job."""
+        if not self.fewer_epochs:
+            return None
+        return {silo: int(job.round_timeout / pace) for silo, pace in self.paces(job).items()}
 
     def closed(self, job: Job, round_: int, steps: Mapping[str, int]) -> Closed:
         """The end of a round, in which its silos took so many steps; all of ``present``, in order.
@@ -166,6 +180,10 @@ def check_attendance(attendance: Attendance, job: Job) -> None:
             ' apart; write security.secure_aggregation = "off", or leave out [attendance]'
         )
     _check_numbers(attendance, job, where)
+
+    # A method's half may not do with fewer epochs.
+    if attendance.fewer_epochs:
+        replace(job, training=job.training.model_copy(update={"epochs": 1})).method()
 
     # A method may need all silos in each round; what it says to fewer holds for absent ones, too.
     one_away = len(job.silos) - 1

@@ -5,7 +5,8 @@ device: all give the same, but for the last bits of floating-point sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Protocol, TypeVar
 
 import torch
@@ -54,12 +55,37 @@ class Records:
 class SiloWork:
     """One silo at the start of a round: its state and its delivery, which no engine changes.
 
-    ``delivered`` comes from ``aggregation.deliver``.
+    ``delivered`` comes from ``aggregation.deliver``. A silo that has time for ``most_steps`` trains
+    fewer epochs where those of the job take more (``Shortened``).
     """
 
     silo: str
     state: SiloState
     delivered: Results
+    most_steps: int | None = None
+
+
+class Shortened:
+    """A job with fewer epochs, for silos that have no time for all.
+
+    Both halves of a method compute with the job's epochs, so the silo's half is that of a job with
+    so many: FedNova's number of steps, for example, is that of the steps taken.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._known = job, {job.training.epochs: job}
+
+    def of(self, one: SiloWork, records: int) -> Job:
+        """The job for a silo with so many training records: as many epochs as fit, at least one."""
+        epochs = self._job.training.epochs
+        if one.most_steps is not None:
+            fit = one.most_steps // ceil(records / self._job.training.batch_size)
+            epochs = min(epochs, max(fit, 1))
+        # One object per number, since a job keeps what is derived from it.
+        if epochs not in self._known:
+            training = self._job.training.model_copy(update={"epochs": epochs})
+            self._known[epochs] = replace(self._job, training=training)
+        return self._known[epochs]
 
 
 class Engine(Protocol):
@@ -110,6 +136,7 @@ class Serial:
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
+        self._shortened = Shortened(job)
         self._records = records
         # Records are copied to the device once, not in each round.
         if device != CPU:
@@ -138,9 +165,10 @@ class Serial:
 
     def _train(self, round_: int, one: SiloWork) -> RoundOutcome:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
+        job = self._shortened.of(one, len(own.train))
         outcome = local_round(
-            self._method,
-            self._job,
+            job.method(),
+            job,
             one.state,
             round_,
             one.delivered,

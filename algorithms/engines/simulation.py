@@ -142,7 +142,7 @@ class Simulation:
         round_, method, exchanges = self._round, self._method, self._exchanges
         up, present = self._job.up(round_), self._attendance.present(self._job, round_)
         # Outcomes are kept apart until the round is closed, so an exception changes nothing.
-        work = self._work(present)
+        work = self._work(present, self._attendance.most_steps(self._job))
         outcomes = self._engine.train(round_, work, done)
         # Whoever is late has trained for nothing, as in a federation.
         steps = {silo: _steps(outcomes[silo].report) for silo in present}
@@ -214,11 +214,17 @@ class Simulation:
         """The silos with what the next round would deliver to them; nothing changes."""
         return self._work(silos)
 
-    def _work(self, silos: Sequence[str]) -> list[SiloWork]:
+    def _work(
+        self, silos: Sequence[str], most_steps: Mapping[str, int] | None = None
+    ) -> list[SiloWork]:
         delivered = deliver_all(
             self._method, self._exchanges, self._coordinator, self._round, silos, self._archive
         )
-        return [SiloWork(silo, self._states[silo], down) for silo, down in delivered.items()]
+        limits = most_steps or {}
+        return [
+            SiloWork(silo, self._states[silo], down, limits.get(silo))
+            for silo, down in delivered.items()
+        ]
 
 
 def _steps(report: RoundReport) -> int:

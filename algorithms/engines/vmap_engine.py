@@ -20,6 +20,7 @@ from ...errors import LocalError
 from ..course import Change, Course, Facts, SiloState, Stage, Survey, settled
 from ..exchange.parts import nbytes_of
 from ..job.job import Job
+from ..method import Method
 from ..models.build import draws_randomly, input_shape, maps
 from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
@@ -39,7 +40,7 @@ from ..training.silo_round import (
 )
 from .convolutions import Form, in_parallel, prepare
 from .cuda_graphs import AsItIs, Recorder
-from .engine import Records, SiloWork
+from .engine import Records, Shortened, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, over_one_silo, saved_bytes
@@ -109,6 +110,7 @@ class Stacked:
             )
 
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
+        self._shortened = Shortened(job)
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
         self._precision: Precision = precision
@@ -142,9 +144,13 @@ class Stacked:
             before |= self._counts(group, silos, "test")
             if method.measures:
                 facts |= self._surveyed(Survey(method.measure), group, silos, facts)
+        # A silo's half may train fewer epochs, and then has other stages than the others.
+        halves: dict[str, Method] = {}
+        for one in work:
+            halves[one.silo] = self._shortened.of(one, len(self._records[one.silo].train)).method()
         courses: dict[str, Course] = {}
         for silo, state in states.items():
-            courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
+            courses[silo] = self._job.paced(halves[silo].stages(state, facts[silo]), round_)
 
         outcomes: dict[str, RoundOutcome] = {}
         # Grouped again, since silos with different stages cannot share calls.
@@ -174,7 +180,7 @@ class Stacked:
                     loss.get(silo),
                     taken,
                 )
-                made = method.contribute(state, facts[silo])
+                made = halves[silo].contribute(state, facts[silo])
                 own_parts, kept = settled(method.name, state, made)
                 contributions = {**own_parts, **metrics(self._job, report)}
                 outcomes[silo] = RoundOutcome(kept, contributions, report)

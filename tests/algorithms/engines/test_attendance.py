@@ -1,14 +1,18 @@
 """Rounds that lack silos, next to what a coordinator's state machine makes of the same events."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pydantic import ValidationError
 from support.engines import check_engines_agree
 from support.refusals import refused
+from torch.testing import assert_close
 
 from staddle.algorithms.engines.attendance import EVERYONE, Attendance, check_attendance
-from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.method import initial_state
 from staddle.coordinator.rounds.events import Drawn, RoundDeadline, UploadStored
 from staddle.coordinator.rounds.machine import JobState, advance
 from staddle.security.identity.selection import among
@@ -155,13 +159,45 @@ def test_absent_and_late_silos_leave_no_trace(job, make_shards):
         mean = sum(
             whole.states[silo].parts[part][leaf].double() * weights[silo] for silo in members
         )
-        torch.testing.assert_close(value.double(), mean / sum(weights.values()), atol=1e-6, rtol=0)
+        assert_close(value.double(), mean / sum(weights.values()), atol=1e-6, rtol=0)
 
 
 def test_silos_trained_at_once_are_missing_from_the_same_rounds(job, make_shards):
     one = job("fedper", rounds=4, round_timeout=6.0, min_cohort=1)
     alone = check_engines_agree(one, make_shards(one, 8), SLOW)
     assert not alone.snapshot().trained >= set(SIX)
+
+
+FEWER = Attendance(step_seconds={silo: 1.0 + SIX.index(silo) for silo in SIX}, fewer_epochs=True)
+
+
+@pytest.mark.parametrize("method", ["fednova", "scaffold"])
+def test_who_would_be_late_trains_the_epochs_that_fit(job, make_shards, method):
+    """As a silo of a job with so many epochs does, and what it uploads follows from them."""
+    three, one = (
+        job(method, training={"epochs": epochs, "batch_size": 8, "lr": 0.1}, round_timeout=20.0)
+        for epochs in (3, 1)
+    )
+    records = {silo: Records(*sides) for silo, sides in make_shards(three, 14).items()}
+    batches = {silo: -(-len(own.train) // 8) for silo, own in records.items()}
+    assert list(batches.values()) == [2, 3, 3, 4, 5, 5]
+    work = [
+        SiloWork(silo, initial_state(three.method(), silo), {}, FEWER.most_steps(three)[silo])
+        for silo in SIX
+    ]
+    fewer = Serial(three, records).train(0, work, lambda: None)
+    assert [fewer[silo].report.work.steps // batches[silo] for silo in SIX] == [3, 3, 2, 1, 1, 1]
+    for other, silos in ((three, "fa"), (one, "bdc")):
+        whole = [replace(each, most_steps=None) for each in work]
+        outcomes = Serial(other, records).train(0, whole, lambda: None)
+        for silo in silos:
+            for part, made in fewer[silo].contributions.items():
+                assert_close(
+                    made.tensors, outcomes[silo].contributions[part].tensors, atol=0, rtol=0
+                )
+    alone = check_engines_agree(three, make_shards(three, 14), FEWER)
+    # One epoch does not fit either.
+    assert alone.snapshot().trained == set("fae") | {"b"}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +208,7 @@ def test_silos_trained_at_once_are_missing_from_the_same_rounds(job, make_shards
         ({"spread": 1.0}, "spread varies one step_seconds of all silos"),
         ({"spread": 1.0, "step_seconds": {"a": 1.0}}, "spread varies one step_seconds"),
         ({"absent": 1.0}, "less than 1"),
+        ({"fewer_epochs": True}, "fewer_epochs needs a clock"),
         ({"newcomers": 0, "join_after": 2}, "newcomers"),
         ({"step_seconds": 0}, "greater than 0"),
     ],

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
+from staddle.algorithms.engines.attendance import Attendance
 from staddle.simulator.experiment.experiment import read
 from staddle.simulator.experiment.options import Apart, Merged
 from staddle.simulator.experiment.plan import Schedule
@@ -132,8 +133,15 @@ def test_examples_can_be_read(name):
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")
 def test_the_file_that_the_docs_explain_can_be_read(tmp_path):
     docs = (EXAMPLES.parent / "docs" / "simulate.md").read_text()
-    (block,) = re.findall(r"^```toml\n(.*?)^```$", docs, re.DOTALL | re.MULTILINE)
+    block, who = re.findall(r"^```toml\n(.*?)^```$", docs, re.DOTALL | re.MULTILINE)
     (tmp_path / "digits.toml").write_text(block)
     found = read(tmp_path / "digits.toml")
     assert [method.title for method in found.file.all_methods] == ["fedavg", "pfedsim-early"]
     assert found.schedule == Schedule(look_every=1, snapshot_every=10)
+    assert found.file.attendance == Attendance(newcomers=2, join_after=15)
+    # The table alone, with every key.
+    (tmp_path / "digits.toml").write_text(
+        block.partition("[attendance]")[0] + who.replace("# fewer_epochs", "fewer_epochs")
+    )
+    keys = read(tmp_path / "digits.toml").file.attendance.model_fields_set
+    assert keys == Attendance.model_fields.keys()
