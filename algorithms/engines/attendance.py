@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 from itertools import filterfalse
 from math import ceil, exp
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Any
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from ...errors import LocalError
 from ...files.documents import Real, Strict
@@ -41,6 +41,28 @@ from ..numerics.streams import stream, uniform
 
 Seconds = Annotated[Real, Field(gt=0)]
 LEAST_DRAW = 2.0**-53
+
+
+def _told(wanted: str) -> WrapValidator:
+    """Says what is wanted in place of all that pydantic tried."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except pydantic.ValidationError:
+            raise ValueError(f"give {wanted}") from None
+
+    return WrapValidator(check)
+
+
+Newcomers = Annotated[
+    Annotated[Whole, Field(ge=1)] | Annotated[tuple[Name, ...], Field(min_length=1)] | None,
+    _told('a whole number above 0, or names of silos: ["silo-003"]'),
+]
+StepSeconds = Annotated[
+    Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)] | None,
+    _told("seconds above 0, or a table of them by silo: { silo-000 = 0.1 }"),
+]
 
 
 @dataclass(frozen=True)
@@ -61,15 +83,13 @@ class Attendance(Strict):
     All that it draws follows from the seed and the silos' order, so methods have the same draws.
     """
 
-    newcomers: (
-        Annotated[Whole, Field(ge=1)] | Annotated[tuple[Name, ...], Field(min_length=1)] | None
-    ) = None
+    newcomers: Newcomers = None
     """How many silos at the end of the partition take no part at first, or the names of such."""
     join_after: Annotated[Whole, Field(ge=1)] | None = None
     """Rounds that train before newcomers join; that of all rounds keeps them out."""
     absent: Annotated[Real, Field(ge=0, lt=1)] = 0.0
     """Chance that a silo is away in a round for which it was drawn."""
-    step_seconds: Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)] | None = None
+    step_seconds: StepSeconds = None
     """Simulated seconds per optimiser step, of every silo or by silo; None: no clock."""
     spread: Annotated[Real, Field(ge=0, le=10)] = 0.0
     """Standard deviation of the logarithm of silos' seconds per step."""
@@ -195,7 +215,9 @@ def check_attendance(attendance: Attendance, job: Job) -> None:
                 replace(job.setting(), cohort_size=one_away),
             )
         except LocalError as error:
-            raise LocalError(f"{where}, where rounds lack silos: {error}") from error
+            raise LocalError(
+                f"{where}, where rounds lack silos: {error}, and leave out [attendance]"
+            ) from error
 
 
 def _check_names(attendance: Attendance, job: Job) -> None:
@@ -221,6 +243,6 @@ def _check_numbers(attendance: Attendance, job: Job, where: str) -> None:
             raise LocalError(
                 f"{where}, seed {job.seed}: round {job.rounds_before(round_) + 1} would have {here}"
                 f" of {len(job.cohort(round_))} drawn silos, and min_cohort is {job.min_cohort}:"
-                " a federation's job fails there; lower attendance.absent or min_cohort, raise"
-                " participation, or choose another seed"
+                " a federation's job fails there; lower attendance.newcomers, absent or min_cohort,"
+                " raise participation, or choose another seed"
             )

@@ -209,8 +209,10 @@ def test_who_would_be_late_trains_the_epochs_that_fit(job, make_shards, method):
         ({"spread": 1.0, "step_seconds": {"a": 1.0}}, "spread varies one step_seconds"),
         ({"absent": 1.0}, "less than 1"),
         ({"fewer_epochs": True}, "fewer_epochs needs a clock"),
-        ({"newcomers": 0, "join_after": 2}, "newcomers"),
-        ({"step_seconds": 0}, "greater than 0"),
+        ({"newcomers": 0, "join_after": 2}, "give a whole number above 0, or names of silos"),
+        ({"newcomers": "f", "join_after": 2}, "give a whole number above 0, or names of silos"),
+        ({"step_seconds": 0}, "give seconds above 0, or a table of them by silo"),
+        ({"step_seconds": {"a": "fast"}}, "give seconds above 0, or a table of them by silo"),
     ],
 )
 def test_a_table_that_means_nothing_is_refused(keys, wanted):
@@ -230,7 +232,7 @@ def test_a_table_that_means_nothing_is_refused(keys, wanted):
             {},
             "seed 7: round 1 would have 1 of 6 drawn silos",
         ),
-        (Attendance(absent=0.9), {}, "lower attendance.absent or min_cohort"),
+        (Attendance(absent=0.9), {}, "lower attendance.newcomers, absent or min_c"),
         (
             BOTH,
             {"min_cohort": 3, "security": {"secure_aggregation": "required"}},
