@@ -50,8 +50,9 @@ class Experiment:
     [partition] table, the path of a partition's file, or per silo an index array [n] of whole
     numbers from 0 on, or a tuple of them: training and test, or training, validation and test.
     ``model`` is a name, a [model] table, or a function or class that makes an ``nn.Module``.
-    ``methods`` are names, tables of [[methods]], or subclasses of ``Method``. Further ``settings``
-    are keys of the file, such as ``task`` and ``participation``.
+    ``methods`` are names, tables of [[methods]], or subclasses of ``Method``. ``sweep`` are values
+    that each method tries, ``{"training.lr": [0.01, 0.05]}``. Further ``settings`` are keys of the
+    file, such as ``task`` and ``participation``.
 
     All is written to ``folder``, which names the experiment. LocalError says what is wrong.
     """
@@ -67,6 +68,7 @@ class Experiment:
         seeds: int | Sequence[int] = 1,
         rounds: int = 10,
         training: Table | None = None,
+        sweep: Table | None = None,
         **settings: Any,
     ) -> None:
         self.folder = Path(folder)
@@ -83,6 +85,8 @@ class Experiment:
             "methods": list(map(_method, methods)),
             **settings,
         }
+        if sweep is not None:
+            document["sweep"] = dict(sweep)
         if partition is not None:
             document["partition"] = self._partition(partition, records, document)
         # Wrong keys are told before anything is written.

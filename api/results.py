@@ -2,6 +2,7 @@
 
 import csv
 import html
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -9,10 +10,12 @@ from typing import Any, Literal, TypeAlias
 from ..commands.simulate import results as tables
 from ..errors import LocalError
 from ..simulator.report.finished_runs import Recorded, load_runs
+from ..simulator.report.report import SWEEP
 
 Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread"]
 NUMBERS = ("value", "loss", "seconds")
 WHOLE = ("seed", "round", "silos", "bytes_up", "bytes_down")
+TEXTS = ("method", "label", "ranked_by")
 
 
 class Results:
@@ -40,6 +43,17 @@ class Results:
             raise LocalError("frame() needs pandas: pip install pandas; or take rows()") from error
         return pandas.DataFrame(self.rows())
 
+    def sweep(self) -> list[dict[str, Any]]:
+        """The variants of each method in a sweep, best first, as in sweep.csv (docs/simulate.md).
+
+        Empty without a sweep. An empty cell is None.
+        """
+        path = self.folder / SWEEP
+        if not path.exists():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(map(_ranked, csv.DictReader(file)))
+
     def summary(self) -> str:
         """The report as Markdown: the methods compared, what each took, silo by silo."""
         return self._there("summary.md").read_text(encoding="utf-8")
@@ -59,7 +73,9 @@ class Results:
         return path
 
     def _table(self) -> tables.ResultsTable | None:
-        finished = tables.finished(self.folder)
+        # Of a sweep, as in the report: the best variant of each method.
+        outranked = {row["label"] for row in self.sweep() if row["rank"] > 1}
+        finished = [run for run in tables.finished(self.folder) if run.label not in outranked]
         return tables.results_table(finished) if finished else None
 
     def __repr__(self) -> str:
@@ -89,3 +105,15 @@ def _numbers(row: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = dict(row)
     found |= {name: float(row[name] or "nan") for name in NUMBERS}
     return found | {name: int(row[name]) for name in WHOLE}
+
+
+def _ranked(row: dict[str, str]) -> dict[str, Any]:
+    return {name: text if name in TEXTS else _value(text) for name, text in row.items()}
+
+
+def _value(text: str) -> Any:
+    """A score or a swept value; what is no number or truth value stays text."""
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...algorithms.tasks.counting import ScoreForm
 from ...simulator.report.finished_runs import Recorded, load_runs
+from ...simulator.report.ranking import SPLIT, Ranking, cells, chosen_by
 from ...simulator.run.history import Measure
 from ...simulator.run.scores import Average, Choice, Named, Spread, over_seeds, scores
 
@@ -37,7 +38,7 @@ def results_table(recorded: Sequence[Recorded]) -> ResultsTable:
     The last row is of answers that are the same for all records of a silo. A score that is missing
     is "-". There is at least one run; all are of one task.
     """
-    form, labels = recorded[0].form, _by_label(recorded)
+    form, labels = recorded[0].form, by_label(recorded)
     spreads = {label: _over(own) for label, own in labels.items()}
     # Without classes nothing is balanced by them.
     measured = set().union(*spreads.values())
@@ -62,12 +63,28 @@ def results_table(recorded: Sequence[Recorded]) -> ResultsTable:
     return ResultsTable(("method", "seeds", "rounds", *names), rows, meaning)
 
 
+def best_table(ranking: Ranking, form: ScoreForm) -> ResultsTable:
+    """One row per method of a sweep: its best variant, and how many were ranked."""
+    rows = []
+    columns = ["method", "variants", "best"]
+    for method, own in ranking.methods.items():
+        best = own[0]
+        rows.append([method, str(len(own)), best.variant.label, *cells(best, form)])
+    columns += best.scores
+    meaning = f"best of the variants: {chosen_by(ranking, form)}; sweep.csv has all"
+    if ranking.by == "test":
+        meaning += f"; the records that chose make the best score too good, {SPLIT} avoids that"
+    if ranking.unfinished:
+        meaning += f"; without a finished run: {', '.join(ranking.unfinished)}"
+    return ResultsTable(columns, rows, meaning)
+
+
 def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
     """Every score of every method over its seeds, and of each of its runs.
 
     Plain values for JSON; ``deviation`` is None for a single seed.
     """
-    return [_method(label, own) for label, own in _by_label(recorded).items()]
+    return [_method(label, own) for label, own in by_label(recorded).items()]
 
 
 def _method(label: str, own: Sequence[Recorded]) -> dict[str, Any]:
@@ -101,7 +118,8 @@ def _run(run: Recorded) -> dict[str, Any]:
     }
 
 
-def _by_label(recorded: Sequence[Recorded]) -> dict[str, list[Recorded]]:
+def by_label(recorded: Sequence[Recorded]) -> dict[str, list[Recorded]]:
+    """The runs by label, in the order in which labels come first."""
     found: dict[str, list[Recorded]] = {}
     for run in recorded:
         found.setdefault(run.label, []).append(run)

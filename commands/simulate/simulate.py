@@ -18,6 +18,7 @@ from ...simulator.experiment.experiment import CheckedExperiment, read
 from ...simulator.experiment.plan import Population, Run
 from ...simulator.experiment.population import populate
 from ...simulator.experiment.runs import chosen_methods, runs
+from ...simulator.report.ranking import rank, rows
 from ...simulator.report.report import write_report
 from ...simulator.report.style import NOT_DRAWN, can_draw
 from ...simulator.run import out_folder
@@ -199,7 +200,8 @@ def report(prepared: Prepared) -> Path:
 
     It covers runs of earlier commands, too.
     """
-    summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared))
+    variants = prepared.experiment.variants
+    summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared), variants)
     return summary
 
 
@@ -249,9 +251,17 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     summary = report(prepared)
     # In the file's order; labels that the file no longer has come last.
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
+    ranking = rank(results.by_label(finished), prepared.experiment.variants)
     if as_json:
-        printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})
+        sweep = {"sweep": rows(ranking)} if ranking else {}
+        methods = results.document(finished)
+        printer.show_json({"out": str(prepared.out), "methods": methods, **sweep})
         return
+    if ranking:
+        best = results.best_table(ranking, finished[0].form)
+        printer.show(printer.PrintedTable(best.columns, best.rows))
+        screen.show(best.meaning)
+        finished = [run for run in finished if run.label not in ranking.outranked]
     table = results.results_table(finished)
     printer.show(printer.PrintedTable(table.columns, table.rows))
     screen.show(f"{table.meaning}; all measures, and pictures: {summary}")

@@ -43,6 +43,9 @@
     options = { rho = 0.3 }
     training = { lr = 0.05 }          # and model, rounds: what is different for this method
 
+    [sweep]                           # values that each method tries (sweep.py)
+    "training.lr" = [0.01, 0.05]
+
     [simulation]
     look_every = 1                    # rounds after which all silos are evaluated
     snapshot_every = 10               # rounds after which a snapshot is written
@@ -67,7 +70,7 @@ from pydantic import BeforeValidator, Field
 
 from ...algorithms.data.sources.public.pfllib import Pfllib
 from ...algorithms.engines.attendance import EVERYONE, Attendance
-from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
+from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Seed, Silos
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.partition import options
@@ -75,15 +78,14 @@ from ...errors import LocalError
 from ...files.documents import Strict, read_bytes, validate
 from ...files.program_code import find_in, names_program
 from ...files.toml_document import parse_document
+from .chosen_method import ChosenMethod
 from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
 from .overrides import overridden
 from .plan import Schedule
 from .silo_names import numbered
+from .sweep import SweepTable, Variant, expanded
 
 FEWEST = 2  # silos of a job
-
-# the name of a folder
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}$")]
 
 
 def _no_privacy(value: Any) -> None:
@@ -92,26 +94,6 @@ def _no_privacy(value: Any) -> None:
             "a simulation keeps no privacy budget; take the table out, or run the job by staddle"
             " demo --private, or in a federation"
         )
-
-
-class ChosenMethod(MethodTable):
-    """A method, and what is different for it.
-
-    Its tables replace the file's, key by key. The label must be unique in the file.
-    """
-
-    label: Label | None = None
-    """Names it in folders, tables and curves; left out, the method's name."""
-    training: dict[str, Any] = Field(default_factory=dict)
-    """Keys of [training] that replace the file's."""
-    model: dict[str, Any] = Field(default_factory=dict)
-    """Keys of [model] that replace the file's; all methods take the same records."""
-    rounds: Rounds | None = None
-
-    @property
-    def title(self) -> str:
-        """Its label."""
-        return self.label or self.name
 
 
 class SimulationTable(Strict):
@@ -135,6 +117,7 @@ class ExperimentFile(JobSettings):
     seed: Seed | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     silos: Silos | None = None
+    sweep: SweepTable | None = None
     method: ChosenMethod | None = None
     methods: Annotated[tuple[ChosenMethod, ...], Field(min_length=1)] | None = None
     privacy: Annotated[None, BeforeValidator(_no_privacy)] = None
@@ -209,12 +192,14 @@ class CheckedExperiment:
     """An experiment file that was read; paths in it are absolute or start at its folder.
 
     ``path`` is for errors; paths in ``file`` are resolved already. Those of [model.weights] start
-    at ``folder``, since methods may have their own.
+    at ``folder``, since methods may have their own. Methods of a sweep stand in ``file`` as their
+    ``variants``.
     """
 
     path: Path
     file: ExperimentFile
     folder: Path
+    variants: tuple[Variant, ...] = ()
 
     @property
     def name(self) -> str:
@@ -237,7 +222,22 @@ def read(path: Path, settings: Sequence[str] = ()) -> CheckedExperiment:
     # Only then: a file from elsewhere must not bring modules that it does not name.
     if names_program(document):
         find_in(path.parent)
-    return checked(path, validate(document, ExperimentFile, str(path)), path.parent)
+    file = validate(document, ExperimentFile, str(path))
+    _check_not_swept(file, settings)
+    return checked(path, file, path.parent)
+
+
+def _check_not_swept(file: ExperimentFile, settings: Sequence[str]) -> None:
+    """LocalError for a setting of the command line that each variant would replace again."""
+    if file.sweep is None:
+        return
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key in file.sweep.settings:
+            raise LocalError(
+                f"--set {setting}: [sweep] has values for {key!r}; choose a variant by --method, or"
+                " change [sweep]"
+            )
 
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment:
@@ -248,12 +248,19 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment
     # First, so that errors about files show full paths.
     data, partition = below(file.data, file.partition, folder)
     located = file.model_copy(update={"data": data, "partition": partition})
-    experiment = CheckedExperiment(path, located, folder)
+    variants: tuple[Variant, ...] = ()
+    if file.sweep is not None:
+        tables = list(ExperimentFile.model_fields)
+        found = expanded(file.all_methods, file.sweep, tables, str(path))
+        variants = tuple(variant for _, variant in found)
+        methods = tuple(method for method, _ in found)
+        located = located.model_copy(update={"method": None, "methods": methods})
+    experiment = CheckedExperiment(path, located, folder, variants)
 
     # reading the data may take minutes: a wrong method is found before, with names that stand in
     # for the silos'
     silos = file.silos or numbered(_announced(file))
-    for method in file.all_methods:
+    for method in located.all_methods:
         # Any seed will do for this check.
         job = job_of(experiment, method, 0, silos, SecurityTable())
         # A file that does not fit would end each run of its own.

@@ -11,7 +11,8 @@ from ...algorithms.job.job import Job
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.training.record_checks import check_training
 from ...errors import LocalError
-from .experiment import CheckedExperiment, ChosenMethod, job_of
+from .chosen_method import ChosenMethod
+from .experiment import CheckedExperiment, job_of
 from .hints import hint
 from .plan import Population, Run
 
@@ -30,6 +31,7 @@ def runs(
     """
     chosen = chosen_methods(experiment, methods)
     if rounds is not None:
+        _check_one_length(experiment)
         # The command line also overrides a method's own rounds.
         chosen = [method.model_copy(update={"rounds": rounds}) for method in chosen]
     # A seed that is named twice runs once.
@@ -61,12 +63,22 @@ def _check_attendance(experiment: CheckedExperiment, attendance: Attendance, job
         raise LocalError(f"{experiment.path}: {error}") from error
 
 
+def _check_one_length(experiment: CheckedExperiment) -> None:
+    sweep = experiment.file.sweep
+    if sweep is not None and "rounds" in sweep.settings:
+        raise LocalError(
+            f"{experiment.path}: --rounds would make all variants one, since [sweep] has 'rounds';"
+            " leave it out, or change [sweep]"
+        )
+
+
 def chosen_methods(experiment: CheckedExperiment, wanted: Sequence[str]) -> list[ChosenMethod]:
     """The methods of these labels or names; all methods where none is wanted.
 
     LocalError for one that the file does not have.
 
-    A name selects all methods of that name. The result is in the file's order.
+    A name selects all methods of that name, and the label of a method in a sweep all its variants.
+    The result is in the file's order.
     """
     methods = experiment.file.all_methods
     if not wanted:
@@ -78,6 +90,10 @@ def chosen_methods(experiment: CheckedExperiment, wanted: Sequence[str]) -> list
         named[method.name].add(method.title)
         labels.append(method.title)
     # a label means one method, even where it is also the name of others
+    of_method: dict[str, set[str]] = defaultdict(set)
+    for variant in experiment.variants:
+        of_method[variant.method].add(variant.label)
+    named |= of_method
     for label in labels:
         named[label] = {label}
 

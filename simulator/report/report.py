@@ -4,6 +4,7 @@
 
     summary.md                                  summary.py
     results.csv                                 results_csv.py
+    sweep.csv                                   ranking.py, where the experiment sweeps settings
     curves.png, bytes.png, seconds.png, spread.png    curves.py; simulated.png with a clock
     partition.json, partition.png               who holds what, where the population is at hand
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
@@ -26,23 +27,29 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Population
 from ..experiment.population import counts
+from ..experiment.sweep import Variant
 from .finished_runs import Recorded, load_runs
+from .ranking import Ranking, rank, section, sweep_csv
 from .results_csv import results_csv, spent
 from .style import can_draw
 from .summary import Groups, Link, check_comparable, summary
 
 SUMMARY, CURVES, SPREAD, HEATMAP = "summary.md", "curves.png", "spread.png", "heatmap.png"
-RESULTS = "results.csv"
+RESULTS, SWEEP = "results.csv", "sweep.csv"
 PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"
 
 
 def write_report(
-    out: Path, population: Population | None = None, labels: Sequence[str] = ()
+    out: Path,
+    population: Population | None = None,
+    labels: Sequence[str] = (),
+    variants: Sequence[Variant] = (),
 ) -> tuple[Path, ...]:
     """Write the report; returns its files, the summary first.
 
-    The same runs make the same bytes. ``labels`` come first, in their order. LocalError where no
-    run is finished, or where the runs cannot be compared.
+    The same runs make the same bytes. ``labels`` come first, in their order. Of the ``variants`` of
+    a sweep all are ranked, and the best of each method is compared. LocalError where no run is
+    finished, or where the runs cannot be compared.
     """
     # Includes runs of earlier commands.
     groups = _groups(load_runs(out), labels)
@@ -53,11 +60,20 @@ def write_report(
     # Before anything is drawn: scores on different records cannot be compared.
     check_comparable(groups, population)
     partition = _partition(out, population)
-    pictures = _pictures(out, groups, population)
-    text = summary(groups, partition, list(pictures))
+    ranking = rank(groups, variants)
+    # Tables and pictures of dozens of variants would show nothing.
+    shown = compared(groups, ranking)
+    pictures = _pictures(out, shown, population)
+    ranked = section(ranking, _form(groups)) if ranking else ""
+    text = summary(shown, partition, list(pictures), ranked)
 
     # all is drawn by now: what fails to be drawn leaves the last report as it was
     files = {SUMMARY: text.encode(), RESULTS: results_csv(groups).encode()}
+    if ranking:
+        files[SWEEP] = sweep_csv(ranking).encode()
+    else:
+        # Of a file that had a sweep before.
+        (out / SWEEP).unlink(missing_ok=True)
     for link, data in pictures.items():
         files[str(link.path)] = data
     written = []
@@ -67,6 +83,17 @@ def write_report(
     if partition is not None:
         written.append(out / PARTITION)
     return tuple(written)
+
+
+def compared(groups: Groups, ranking: Ranking | None) -> dict[str, Sequence[Recorded]]:
+    """The runs by label without variants that another of their method outranks."""
+    outranked = ranking.outranked if ranking else set()
+    return {label: runs for label, runs in groups.items() if label not in outranked}
+
+
+def _form(groups: Groups) -> ScoreForm:
+    # All runs of a folder are of one task.
+    return next(iter(groups.values()))[0].form
 
 
 def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[Link, bytes]:
@@ -126,8 +153,7 @@ def _paced(groups: Groups, histories: Any, form: ScoreForm) -> dict[Link, bytes 
 def _curves(groups: Groups) -> dict[Link, bytes | None]:
     from . import curves  # noqa: PLC0415 - it imports matplotlib, which is an extra
 
-    # All runs of a folder are of one task.
-    form = next(iter(groups.values()))[0].form
+    form = _form(groups)
     histories = {}
     for label, runs in groups.items():
         histories[label] = {run.seed: run.history for run in runs}

@@ -33,8 +33,13 @@ class Against:
     worse: int
 
 
-def kept(history: Sequence[Measured], product: Product, trained: Collection[str]) -> Measured:
-    """The last look, each silo with the model that it keeps.
+def kept(
+    history: Sequence[Measured],
+    product: Product,
+    trained: Collection[str],
+    side: Literal["test", "validation"] = "test",
+) -> Measured:
+    """The last look at one side's records, each silo with the model that it keeps.
 
     A silo that never trained keeps what was delivered, whatever the method's product.
 
@@ -43,6 +48,8 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
     """
     last = {one.measure: one for one in history}
     delivered, own = last["all/aggregated"], last["all/trained"]
+    if side == "validation":
+        delivered, own = last["validation/aggregated"], last["validation/trained"]
     if product == "delivered":
         return delivered
 

@@ -243,11 +243,11 @@ def _settings(run: Recorded) -> dict[str, str]:
         # as key and text, so that settings of two runs can be compared and printed
         value = run.identity.job[key]
         if not isinstance(value, Mapping):
-            settings[key] = _text(value)
+            settings[key] = as_toml(value)
             continue
         for name, inner in value.items():
             if inner is not None:
-                settings[f"{key}.{name}"] = _text(inner)
+                settings[f"{key}.{name}"] = as_toml(inner)
     return settings
 
 
@@ -266,17 +266,17 @@ def _listed(values: Mapping[str, Any]) -> str:
     pairs = []
     for key, value in values.items():
         if value is not None:
-            pairs.append(f"{key} = {_text(value)}")
+            pairs.append(f"{key} = {as_toml(value)}")
     return ", ".join(pairs)
 
 
-def _text(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A value as it stands in a TOML file."""
     match value:
         case bool():
             return str(value).lower()
         case list() | tuple():
-            return f"[{', '.join(map(_text, value))}]"
+            return f"[{', '.join(map(as_toml, value))}]"
         # as a document has an option's decimal
         case {"decimal": str(text), **rest} if not rest:
             return text
@@ -303,17 +303,22 @@ class Link:
 
 
 def summary(
-    groups: Groups, partition: PartitionFile | None = None, pictures: Sequence[Link] = ()
+    groups: Groups,
+    partition: PartitionFile | None = None,
+    pictures: Sequence[Link] = (),
+    sweep: str = "",
 ) -> str:
     """The summary of finished runs by label; ``check_comparable`` must accept them.
 
-    It is Markdown. Without ``partition`` it does not say how records were dealt out.
+    It is Markdown. Without ``partition`` it does not say how records were dealt out. ``sweep`` is
+    the section of a sweep.
     """
     # All runs of a folder belong to one experiment, and so to one task.
     first = next(iter(groups.values()))[0]
     title, form = first.identity.job["name"], first.form
     sections = (
         _experiment(groups, partition),
+        sweep,
         _silos(groups, form),
         newcomers_section(groups, form),
         _every_measure(groups, form),

@@ -17,7 +17,8 @@ from typing import Any
 from ...algorithms.data.sources.public.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
-from ..experiment.experiment import CheckedExperiment, ChosenMethod, ExperimentFile, checked
+from ..experiment.chosen_method import ChosenMethod
+from ..experiment.experiment import CheckedExperiment, ExperimentFile, checked
 from ..experiment.hints import hint
 from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable

@@ -63,7 +63,7 @@ from ...algorithms.job.job import Rounds
 from ...algorithms.job.security import Name
 from ...errors import LocalError
 from ...files.documents import Strict, parse_toml
-from ..experiment.experiment import ChosenMethod
+from ..experiment.chosen_method import ChosenMethod
 from ..experiment.hints import hint
 from ..experiment.options import Count
 from ..run.history import Measure

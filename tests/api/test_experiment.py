@@ -160,6 +160,27 @@ def test_results_are_rows_frames_text_and_pictures(tmp_path):
     assert [run.label for run in results.runs] == ["local", "local", "mean", "mean"]
 
 
+def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path):
+    given = {"training.lr": [0.001, 0.1], "training.schedule": [{"kind": "cosine"}]}
+    experiment = small(tmp_path / "exp", methods=["fedavg"], sweep=given)
+    assert [method.training for method in read(experiment.file).file.all_methods] == [
+        {"lr": rate, "schedule": {"kind": "cosine"}} for rate in (0.001, 0.1)
+    ]
+    assert experiment.results.sweep() == []
+    results = experiment.run(workers=1)
+    found = results.sweep()
+    assert [row["rank"] for row in found] == [1, 2]
+    assert found[0]["label"] == f"fedavg+lr={found[0]['training.lr']}+schedule=kind-cosine"
+    assert found[0]["validation"] is None
+    assert found[0]["test"] >= found[1]["test"]
+    assert found[0]["label"] in repr(results)
+    assert found[1]["label"] not in repr(results)
+    assert {row["label"] for row in results.rows()} == {row["label"] for row in found}
+    drawn = {"draws": 2, "training.lr": {"low": 1e-4, "high": 0.1, "log": True}}
+    again = small(tmp_path / "exp", methods=["fedavg"], sweep=drawn)
+    assert len(read(again.file).variants) == 2
+
+
 def test_names_of_others_are_no_markup_in_a_notebook(tmp_path):
     results = small(tmp_path / "exp", methods=[{"name": "local", "label": "a+b"}]).run(workers=1)
     (tmp_path / "exp" / "results" / "a+b").exists()

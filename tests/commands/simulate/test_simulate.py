@@ -176,6 +176,43 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_sweep_ranks_its_variants_and_a_new_value_runs_alone(write, tmp_path):
+    grid = '[[methods]]\nname = "local"\n\n[sweep]\ntraining.lr = [0.001, 0.1]'
+    ratio = '\n\n[split]\nratio = "8:1:1"'
+    methods = f'[[methods]]\nname = "fedavg"\ntraining = {{ lr = 0.1 }}\n\n{grid}{ratio}'
+    said(write(methods), "--seed", "1")
+    before = results(tmp_path / "toy")
+    more = write(methods.replace("0.001, 0.1", "0.001, 0.1, 0.01"))
+    shown = said(more, "--seed", "1").output
+    begun = [line for line in shown.splitlines() if "begins" in line]
+    assert begun == ["local+lr=0.01, seed 1: begins, of 2"]
+    assert "best of the variants: validation records rank them" in shown
+    after = results(tmp_path / "toy")
+    kept = {name for name in before if "/seed-1/" in name}
+    assert all(after[name] == before[name] for name in kept)
+    head, *table = [line.split(",") for line in after["sweep.csv"].decode().splitlines()]
+    assert head[:4] == ["method", "rank", "label", "training.lr"]
+    assert [row[:2] for row in table] == [["local", "1"], ["local", "2"], ["local", "3"]]
+    assert {row[2] for row in table} == {f"local+lr={row[3]}" for row in table}
+    # The report compares the best; the table of all results has them all.
+    best, *others = [row[2] for row in table]
+    drawn = after["curves.png"].decode()
+    assert f"'{best}'" in drawn
+    assert "'fedavg'" in drawn
+    assert f"│ {best} " in shown
+    for label in others:
+        assert f"'{label}'" not in drawn
+        assert f"│ {label} " not in shown
+        assert any(line.startswith(label.encode()) for line in after["results.csv"])
+    told = json.loads(said(more, "--seed", "1", "--json").stdout)
+    assert [row["rank"] for row in told["sweep"]] == [1, 2, 3]
+    assert len(told["methods"]) == 4
+    # Without the table it is no longer a sweep.
+    said(write(methods.replace("[sweep]\ntraining.lr = [0.001, 0.1]", "")), "--seed", "1")
+    assert not (tmp_path / "toy" / "sweep.csv").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
     out = tmp_path / "o" / "p"
     one = ("--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(out))
