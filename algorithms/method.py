@@ -155,6 +155,9 @@ class Method(ABC):
     """False if no model is trained, and records are only counted."""
     tunes: bool = False
     """True if one more round ends the job, in which every silo trains for itself alone."""
+    by_rounds: str = ""
+    """What it does by the job's number of rounds, besides what crosses, such as "keeps more of an
+    update towards the last round"; empty if nothing. A run that did so cannot be lengthened."""
     directed_for: Literal["", "away", "members"] = ""
     """The recipients of a directed Mix, whose weights must be known before the round.
 

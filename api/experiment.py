@@ -141,7 +141,14 @@ class Experiment:
             workers = 1
         apart = nullcontext() if workers == 1 else _without_main()
         asked = RunOptions(
-            self.folder / RESULTS, (), (), None, workers, device, OnGpu(), trackers(track)
+            out=self.folder / RESULTS,
+            methods=(),
+            seeds=(),
+            rounds=None,
+            workers=workers,
+            device=device,
+            gpu=OnGpu(),
+            track=trackers(track),
         )
         check_installed(asked.track)
         screen = Screen()

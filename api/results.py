@@ -4,6 +4,7 @@ import csv
 import html
 import json
 from importlib import import_module
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -75,8 +76,9 @@ class Results:
     def _table(self) -> tables.ResultsTable | None:
         # Of a sweep, as in the report: the best variant of each method.
         outranked = {row["label"] for row in self.sweep() if row["rank"] > 1}
-        finished = [run for run in tables.finished(self.folder) if run.label not in outranked]
-        return tables.results_table(finished) if finished else None
+        finished = tables.finished(self.folder)
+        best = list(filterfalse(lambda run: run.label in outranked, finished))
+        return tables.results_table(best) if best else None
 
     def __repr__(self) -> str:
         table = self._table()

@@ -4,7 +4,7 @@ Each function raises LocalError, which says what differs, where, and what it mea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..algorithms.engines.engine import Records, Serial
 from ..algorithms.engines.simulation import Shards, Simulation, simulate
 from ..algorithms.engines.vmap_engine import Stacked
 from ..algorithms.job.job import Job, JobFile
+from ..algorithms.job.lengthening import lengthening_fault
 from ..algorithms.method import Method, initial_state
 from ..algorithms.models.build import input_shape
 from ..algorithms.training.accountant import MemoryAccount, PrivateSilo
@@ -87,6 +88,7 @@ def check_method(method: str | type[Method], **settings: Any) -> MethodReport:
     records = make_records(job)
     check_trains(job, records)
     check_engines(job, records)
+    check_longer(job, records)
     blind, private = "", ""
     try:
         check_blind(make_job(method, security=BLIND, **settings), job, records)
@@ -130,6 +132,22 @@ def check_engines(job: Job, records: Shards, atol: float = PLACES) -> None:
         ends.append(simulation.states)
     why = "a loss or penalty may ask a tensor for its value, or remember a silo in self"
     _check_same(ends[0], ends[1], atol, f"stacked it differs: {why}")
+
+
+def check_longer(job: Job, records: Shards) -> None:
+    """The job's rounds are the first ones of a longer job, unless the method says otherwise."""
+    longer = replace(job, rounds=2 * job.rounds)
+    if lengthening_fault(job, longer, job.length):
+        return
+    own = {silo: Records(*sides) for silo, sides in records.items()}
+    ends = []
+    for each in (job, longer):
+        simulation = Simulation(each, Serial(each, own))
+        while simulation.round < job.length:
+            simulation.step()
+        ends.append(simulation.states)
+    why = "what a method does by setting.rounds stands in by_rounds, or shows in up and down"
+    _check_same(ends[0], ends[1], 0.0, f"in a longer job it differs: {why}")
 
 
 def check_blind(blind: Job, plain: Job, records: Shards, atol: float = ROUNDING) -> None:

@@ -79,6 +79,7 @@ class FedKD(Method):
     name = "fedkd"
     version = 1
     needs_classes = "compares what two models say of classes"
+    by_rounds = "keeps more of an update towards the last round (t_end)"
     options_model = FedKDOptions
     options: FedKDOptions
 

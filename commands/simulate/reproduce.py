@@ -12,6 +12,7 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.engines.choose import OnGpu
 from ...simulator.experiment.experiment import CheckedExperiment
+from ...simulator.report.finished_runs import load_runs
 from ...simulator.reproduce.comparison import (
     HEADINGS,
     Cell,
@@ -155,6 +156,7 @@ def _run(
             )
             # The labels were chosen above, so ``methods`` must not filter again.
             prepared = prepare(screen, experiment, out / name, replace(asked, methods=()))
+            _check_scale(prepared)
             begun.append(name)
             # Runs that were reached, for the error on faults.
             count += len(prepared.runs)
@@ -164,6 +166,21 @@ def _run(
         # Also after Ctrl-C: show what is finished.
         _report(screen, table, begun, out, smaller, as_json=as_json)
     raise_faults(faults, count)
+
+
+def _check_scale(prepared: Prepared) -> None:
+    """LocalError for runs of other lengths, since a table says of all its values what was reduced.
+
+    Lengthened one after another, those that are still shorter would stand in it unsaid.
+    """
+    here = {run.label: run.job.rounds for run in prepared.runs}
+    for run in load_runs(prepared.out):
+        wanted = here.get(run.label, run.rounds)
+        if run.rounds != wanted:
+            raise LocalError(
+                f"{run.folder}: is at another scale, rounds is {run.rounds} there and {wanted}"
+                " here; choose another --out, or remove it"
+            )
 
 
 def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...algorithms.tasks.counting import ScoreForm
-from ...simulator.report.finished_runs import Recorded, load_runs
+from ...simulator.report.finished_runs import Recorded, finished_runs
 from ...simulator.report.ranking import SPLIT, Ranking, cells, chosen_by
 from ...simulator.run.history import Measure
 from ...simulator.run.scores import Average, Choice, Named, Spread, over_seeds, scores
@@ -20,7 +20,7 @@ COLUMNS: tuple[Named, ...] = tuple(product(SHOWN, AVERAGES, LAST))
 
 def finished(folder: Path) -> list[Recorded]:
     """The runs in an output folder that reached their last round."""
-    return [run for run in load_runs(folder) if run.finished]
+    return finished_runs(folder)
 
 
 @dataclass(frozen=True)

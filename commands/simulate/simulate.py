@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated
 
@@ -91,7 +92,8 @@ def simulate(
         typer.Option(metavar="N", help="Instead of FILE's seeds; may be given again."),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Instead of FILE's rounds; more lengthen a run."),
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -117,12 +119,19 @@ def simulate(
     """Run an experiment on this machine, and compare its methods.
 
     Each method runs with each seed, on the same silos. After a stop or a kill, the same command
-    resumes, and the results are byte-identical. Finished runs are not repeated. Results, curves and
-    a summary are in DIR.
+    resumes, and the results are byte-identical. Finished runs are not repeated; with more rounds
+    they continue from their last one. Results, curves and a summary are in DIR.
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(
-        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, track or ()
+        out=out,
+        methods=tuple(method or ()),
+        seeds=tuple(seed or ()),
+        rounds=rounds,
+        workers=workers,
+        device=device,
+        gpu=gpu,
+        track=track or (),
     )
 
     # before records are read and dealt out, which can take minutes
@@ -200,8 +209,12 @@ def report(prepared: Prepared) -> Path:
 
     It covers runs of earlier commands, too.
     """
-    variants = prepared.experiment.variants
-    summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared), variants)
+    summary, *_ = write_report(
+        prepared.out,
+        prepared.population,
+        _labels(prepared),
+        prepared.experiment.variants,
+    )
     return summary
 
 
@@ -261,7 +274,8 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
         best = results.best_table(ranking, finished[0].form)
         printer.show(printer.PrintedTable(best.columns, best.rows))
         screen.show(best.meaning)
-        finished = [run for run in finished if run.label not in ranking.outranked]
+        outranked = ranking.outranked
+        finished = list(filterfalse(lambda run: run.label in outranked, finished))
     table = results.results_table(finished)
     printer.show(printer.PrintedTable(table.columns, table.rows))
     screen.show(f"{table.meaning}; all measures, and pictures: {summary}")

@@ -251,9 +251,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment
     variants: tuple[Variant, ...] = ()
     if file.sweep is not None:
         tables = list(ExperimentFile.model_fields)
-        found = expanded(file.all_methods, file.sweep, tables, str(path))
-        variants = tuple(variant for _, variant in found)
-        methods = tuple(method for method, _ in found)
+        methods, variants = expanded(file.all_methods, file.sweep, tables, str(path))
         located = located.model_copy(update={"method": None, "methods": methods})
     experiment = CheckedExperiment(path, located, folder, variants)
 

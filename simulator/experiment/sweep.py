@@ -23,8 +23,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
+from operator import attrgetter
 from typing import Annotated, Any, TypeAlias
 
 import pydantic
@@ -193,7 +195,7 @@ class Variant:
 
 def expanded(
     methods: Sequence[ChosenMethod], sweep: SweepTable, tables: Sequence[str], origin: str
-) -> list[tuple[ChosenMethod, Variant]]:
+) -> tuple[tuple[ChosenMethod, ...], tuple[Variant, ...]]:
     """Each method as its variants, in order; one without any swept setting stays as it is.
 
     ``tables`` are the keys of a simulation's file. LocalError, which begins with ``origin``, for a
@@ -204,26 +206,29 @@ def expanded(
     for key in sweep.settings:
         _check_key(key, known, tables, origin)
 
-    found: list[tuple[ChosenMethod, Variant]] = []
+    found: list[ChosenMethod] = []
+    variants: list[Variant] = []
     idle = set(sweep.settings)
     for method in methods:
         # What a method's entry sets itself is fixed for it.
         free = own[method.title] - _fixed(method)
         keys = list(filter(free.__contains__, sweep.settings))
         idle.difference_update(keys)
-        found += _variants(method, sweep, keys, origin)
+        own_variants = _variants(method, sweep, keys, origin)
+        found += map(partial(_changed, method), own_variants)
+        variants += own_variants
     if idle:
         raise LocalError(
             f"{origin}: all methods set {min(idle)!r} themselves, so there is nothing to sweep;"
             " take it out of the sweep, or out of a method"
         )
-    _check_labels([variant.label for _, variant in found], origin)
-    return found
+    _check_labels(list(map(attrgetter("label"), variants)), origin)
+    return tuple(found), tuple(variants)
 
 
 def _variants(
     method: ChosenMethod, sweep: SweepTable, keys: Sequence[str], origin: str
-) -> list[tuple[ChosenMethod, Variant]]:
+) -> list[Variant]:
     size = sweep.size(keys)
     if size > MOST_VARIANTS:
         raise LocalError(
@@ -235,8 +240,11 @@ def _variants(
     last_parts = Counter(map(_last_part, sweep.settings))
     for values in sweep.choices(keys):
         label = _label(method.title, values, last_parts, origin)
-        variant = Variant(method.title, label, values)
-        found[label] = (_changed(method, variant), variant)
+        found[label] = Variant(
+            method=method.title,
+            label=label,
+            values=values,
+        )
     return list(found.values())
 
 
@@ -281,8 +289,6 @@ def _fixed(method: ChosenMethod) -> set[str]:
 
 def _changed(method: ChosenMethod, variant: Variant) -> ChosenMethod:
     """The method with a variant's values for its own."""
-    if not variant.values:
-        return method
     changes: dict[str, Any] = {"label": variant.label}
     for key, value in variant.values.items():
         table, dot, name = key.partition(".")
@@ -309,7 +315,7 @@ def _label(
             name = key
         label += f"+{name}={_text(value)}"
     # A method's own label was checked with the file.
-    if values and len(label) > LONGEST_LABEL:
+    if len(label) > max(LONGEST_LABEL, len(title)):
         raise LocalError(
             f"{origin}: the label {label!r} is longer than {LONGEST_LABEL} characters; give the"
             " method a shorter label, or sweep fewer settings at once"
@@ -323,4 +329,4 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         # 1.0 and 1 are one setting, and must be one run.
         written = json.dumps(value, default=str).removesuffix(".0")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", written.strip('{}[]" ')) or "empty"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", written.strip('{}[]" '))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +84,19 @@ def load_runs(out: Path) -> tuple[Recorded, ...]:
     """
     runs = [_recorded(path.parent) for path in out.glob(f"*/seed-*/{RUN}")]
     return tuple(sorted(runs, key=lambda run: (run.label, run.seed)))
+
+
+def finished_runs(out: Path) -> list[Recorded]:
+    """The runs that reached their last round, by label and seed.
+
+    Where some seeds of a label were lengthened, the others do not compare with them until they are,
+    too.
+    """
+    finished = list(filter(attrgetter("finished"), load_runs(out)))
+    longest: dict[str, int] = {}
+    for run in finished:
+        longest[run.label] = max(run.rounds, longest.get(run.label, 0))
+    return list(filter(lambda run: run.rounds == longest[run.label], finished))
 
 
 def _recorded(folder: Path) -> Recorded:

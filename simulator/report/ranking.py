@@ -11,7 +11,8 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 from ...algorithms.tasks.counting import ScoreForm
@@ -67,13 +68,8 @@ class Ranking:
 
 def rank(groups: Groups, variants: Iterable[Variant]) -> Ranking | None:
     """The ranking of the finished runs by label; None where none is of a sweep."""
-    finished, unfinished = [], []
-    for variant in variants:
-        if variant.label in groups:
-            finished.append(variant)
-        else:
-            unfinished.append(variant.label)
-    finished = [variant for variant in finished if variant.values]
+    swept = list(filter(attrgetter("values"), variants))
+    finished = list(filter(lambda variant: variant.label in groups, swept))
     if not finished:
         return None
 
@@ -84,14 +80,23 @@ def rank(groups: Groups, variants: Iterable[Variant]) -> Ranking | None:
     for variant in finished:
         own = groups[variant.label]
         scores = {side: spread([_macro(run, side) for run in own]) for side in sides}
-        ranked = RankedVariant(variant, own[0].rounds, len(own), scores)
+        ranked = RankedVariant(
+            variant=variant,
+            rounds=own[0].rounds,
+            seeds=len(own),
+            scores=scores,
+        )
         found[variant.method].append(ranked)
 
     # A mean over fewer seeds may leave out those that failed, so it comes after the others.
     sign = -1 if runs[0].form.higher else 1
     for ranking in found.values():
         ranking.sort(key=lambda one: (-one.seeds, sign * one.score))
-    return Ranking(sides[0], found, tuple(unfinished))
+    return Ranking(
+        by=sides[0],
+        methods=found,
+        unfinished=tuple(map(attrgetter("label"), filterfalse(finished.__contains__, swept))),
+    )
 
 
 def _validated(run: Recorded) -> bool:
@@ -175,15 +180,17 @@ def _row(place: int, one: RankedVariant, keys: Iterable[str], by: Side) -> dict[
         "method": one.variant.method,
         "rank": place,
         "label": one.variant.label,
-        **{key: one.variant.values.get(key) for key in keys},
+        **dict.fromkeys(keys),
+        **one.variant.values,
         "seeds": one.seeds,
         "trained_rounds": one.rounds,
         "ranked_by": by,
+        "validation": None,
+        "validation_deviation": None,
     }
-    for side in SIDES:
-        score = one.scores.get(side)
-        row[side] = score and score.mean
-        row[f"{side}_deviation"] = score and score.deviation
+    for side, score in one.scores.items():
+        row[side] = score.mean
+        row[f"{side}_deviation"] = score.deviation
     return row
 
 

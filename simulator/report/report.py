@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from math import isnan, nan
-from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +27,7 @@ from ...files.documents import write_atomic
 from ..experiment.plan import Population
 from ..experiment.population import counts
 from ..experiment.sweep import Variant
-from .finished_runs import Recorded, load_runs
+from .finished_runs import Recorded, finished_runs
 from .ranking import Ranking, rank, section, sweep_csv
 from .results_csv import results_csv, spent
 from .style import can_draw
@@ -52,7 +51,7 @@ def write_report(
     finished, or where the runs cannot be compared.
     """
     # Includes runs of earlier commands.
-    groups = _groups(load_runs(out), labels)
+    groups = _groups(finished_runs(out), labels)
     if not groups:
         raise LocalError(
             f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
@@ -171,9 +170,8 @@ def _link(name: str, caption: str, shown: bool = True) -> Link:
 
 def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[Recorded]]:
     """The finished runs by label; ``labels`` come first."""
-    # Unfinished runs do not compare with finished ones.
     groups: dict[str, list[Recorded]] = defaultdict(list)
-    for run in filter(attrgetter("finished"), runs):
+    for run in runs:
         groups[run.label].append(run)
     # First ``labels`` in their order, then all others.
     order = dict.fromkeys([*labels, *groups])

@@ -12,7 +12,8 @@
 The runner calls ``record`` with the measures of each round and, every few rounds and after the
 last, ``save_snapshot``; then ``finish`` with the look after the last round. After a kill at any
 point, the next process finds the last snapshot and the history up to it, trains and measures again
-what came after, and ends with the same bytes.
+what came after, and ends with the same bytes. With more rounds a run resumes in the same way, also
+after its end.
 """
 
 import re
@@ -35,7 +36,8 @@ from . import export, manifest
 from .disk import NOTHING, Prefix, writing
 from .history import HistoryFile, Measured
 from .manifest import RUN, RunManifest
-from .snapshot import INDEX, FinishedRun, Index, Snapshots
+from .scores import ALL
+from .snapshot import INDEX, FinishedRun, Index, Snapshots, read_index
 from .work_file import SECONDS, WORK, RoundWork, Stopwatch, WorkFile
 
 HISTORY = "history.jsonl"
@@ -83,20 +85,16 @@ class RunFolder:
         self.path, self._run, self._identity = path, run, here
 
         # first, since nothing is removed from a folder that holds something else
-        there = _begin(path, here)
+        there = _begin(path, run, here)
         _tidy(path)
 
         # Bound to run.json by its digest, so that files of two runs cannot be mixed.
-        self._snapshots = Snapshots(path, sha256(there.to_bytes()).hexdigest())
+        self._snapshots = Snapshots(path, _digest(there))
         index = self._snapshots.index
         self.finished, kept, work = _how_far(path, index)
-        # another device or release may round differently, and the results would not be the same
-        # bytes; a finished run is only read
-        if not self.finished and there.made_with != here.made_with:
-            raise LocalError(
-                f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
-                " round differently; resume it as it was begun, choose another --out, or remove it"
-            )
+        # A finished run is only read.
+        if not self.finished:
+            _check_made_alike(path, there, here)
         # Measures after the snapshot are cut off, and taken again.
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
@@ -122,6 +120,10 @@ class RunFolder:
     def work(self) -> tuple[RoundWork, ...]:
         """What the rounds took that a process before this one kept."""
         return self._work.lines
+
+    def has_look(self, rounds: int) -> bool:
+        """True if all silos were evaluated after so many rounds."""
+        return any(one.rounds == rounds and one.measure in ALL for one in self._measures)
 
     def record(self, measures: Iterable[Measured]) -> None:
         """Add to the history.
@@ -176,8 +178,10 @@ class RunFolder:
         self._work.close()
 
 
-def _begin(path: Path, here: RunManifest) -> RunManifest:
+def _begin(path: Path, run: Run, here: RunManifest) -> RunManifest:
     """The manifest with which the run began; a run without a snapshot begins here.
+
+    A run of fewer rounds is lengthened.
 
     LocalError where the folder holds another run, or something else.
     """
@@ -185,14 +189,53 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
     if (path / RUN).exists():
         there = manifest.read(path)
         # Check it before anything is removed or cut off.
-        manifest.check_same(path, there, here)
+        manifest.check_continues(path, there, run, here)
         # a run of another release that has no snapshot yet starts again
-        if there == here or (path / INDEX).exists():
+        if there == here:
             return there
+        if (path / INDEX).exists():
+            return _lengthened(path, there, here)
     else:
         _check_empty(path)
     write_atomic(path / RUN, here.to_bytes(), 0o644)
     return here
+
+
+def _lengthened(path: Path, there: RunManifest, here: RunManifest) -> RunManifest:
+    """The manifest of the run, with more rounds if there are more here.
+
+    Whatever dies in between, the same command lengthens it again.
+    """
+    if there.rounds == here.rounds:
+        return there
+    _check_made_alike(path, there, here)
+    longer, index = _digest(here), read_index(path)
+    if index is not None and index.run != longer:
+        snapshots = Snapshots(path, _digest(there))
+        # Every byte is checked before a result goes: without the snapshot nothing could resume.
+        snapshots.load()
+        over = index.finished
+        with writing(path, "cannot lengthen it"):
+            # They are those after fewer rounds; a run that lacks one is not finished.
+            for name in () if over is None else over.results:
+                (path / name).unlink(missing_ok=True)
+        snapshots.lengthen(longer)
+    # Last: a snapshot of the longer run next to the shorter run's manifest is lengthened again.
+    write_atomic(path / RUN, here.to_bytes(), 0o644)
+    return here
+
+
+def _digest(one: RunManifest) -> str:
+    return sha256(one.to_bytes()).hexdigest()
+
+
+def _check_made_alike(path: Path, there: RunManifest, here: RunManifest) -> None:
+    # another device or release may round differently, and the results would not be the same bytes
+    if there.made_with != here.made_with:
+        raise LocalError(
+            f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
+            " round differently; resume it as it was begun, choose another --out, or remove it"
+        )
 
 
 def _check_empty(path: Path) -> None:

@@ -10,6 +10,7 @@ changes no result.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +20,14 @@ import torch
 from ...algorithms.engines.attendance import EVERYONE, Attendance
 from ...algorithms.engines.engine import Records
 from ...algorithms.job.job import DERIVED
+from ...algorithms.job.lengthening import lengthening_fault
 from ...algorithms.job.schema import plain
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, validate
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from .disk import parse_kept
+from .snapshot import read_index
 
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
@@ -77,6 +80,11 @@ class RunManifest(Strict):
     def who(self) -> Attendance:
         """Who is there in the run's rounds."""
         return validate(self.attendance or {}, Attendance, f"attendance of {self.label!r}")
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that the job trains."""
+        return int(self.job["rounds"])
 
     def seeded_like(self, other: "RunManifest") -> "RunManifest":
         """The manifest of the same run with another's seed, and what follows from that alone."""
@@ -138,6 +146,33 @@ def _counted(silo: str, records: Records) -> SiloRecords:
 def read(folder: Path) -> RunManifest:
     """The manifest in a run's folder; LocalError where it is not as it was written."""
     return parse_kept(folder / RUN, RunManifest)
+
+
+def check_continues(folder: Path, there: RunManifest, run: Run, here: RunManifest) -> None:
+    """LocalError unless the folder's run is this one, or one of fewer rounds that can become it.
+
+    ``here`` is the manifest of ``run``. Seeds may differ.
+    """
+    if there.rounds == here.rounds:
+        check_same(folder, there, here.seeded_like(there))
+        return
+    # First whatever else differs: then they are not the same run at any length.
+    as_there = replace(run.job, rounds=there.rounds)
+    as_long = here.model_copy(update={"job": as_there.document()})
+    check_same(folder, there, as_long.seeded_like(there))
+    if there.rounds > here.rounds:
+        raise LocalError(
+            f"{folder}: holds a run of {there.rounds} rounds, which cannot be shortened to"
+            f" {here.rounds}; give {there.rounds} rounds or more, or choose another --out"
+        )
+    index = read_index(folder)
+    done = 0 if index is None else index.round
+    fault = lengthening_fault(as_there, run.job, done)
+    if fault:
+        raise LocalError(
+            f"{folder}: holds a run of {there.rounds} rounds that cannot be lengthened to"
+            f" {here.rounds}: {fault}; choose another --out, or remove it"
+        )
 
 
 def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:

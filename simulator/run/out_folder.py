@@ -31,19 +31,22 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
         folder = folder_of(out, run)
         if held(folder):
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
-        _check_label(begun, manifest.identity(run, population, schedule))
+        _check_label(begun, run, manifest.identity(run, population, schedule))
 
     # a report compares all runs in the folder, those of earlier commands too
     for folder, there in begun.items():
         _check_experiment(folder, there, runs[0], population)
 
 
-def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
-    """LocalError unless all seeds of this label are of one method."""
+def _check_label(begun: Mapping[Path, RunManifest], run: Run, here: RunManifest) -> None:
+    """LocalError unless all seeds of this label are of one method.
+
+    Those of fewer rounds can be lengthened.
+    """
     for path, there in begun.items():
         if there.label == here.label:
             # Compare with the other's seed: nothing else may differ.
-            manifest.check_same(path, there, here.seeded_like(there))
+            manifest.check_continues(path, there, run, here)
 
 
 def _check_experiment(path: Path, there: RunManifest, run: Run, population: Population) -> None:

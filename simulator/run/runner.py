@@ -78,6 +78,7 @@ class _Rounds:
         # ``whole``: after the last complete round; ``kept``: the round of the last snapshot.
         whole, kept = self._simulation.snapshot(), self._simulation.round
         try:
+            self._look_again()
             while self._simulation.round < self._job.length:
                 self._next(whole)
                 whole = self._simulation.snapshot()
@@ -95,6 +96,24 @@ class _Rounds:
                 f"{self._run.label}, seed {self._run.seed}: stopped; the same command resumes after"
                 f" round {rounds} of {self._job.rounds}"
             ) from None
+
+    def _look_again(self) -> None:
+        """The look at which a run ended that was then lengthened, where it is one of these looks.
+
+        ``_next`` takes it with the round, so that the history is that of a run that never ended.
+        """
+        rounds = self._job.rounds_before(self._simulation.round)
+        if rounds and self._is_looked_after(rounds) and not self._folder.has_look(rounds):
+            looked = self._look()
+            self._folder.record(looked)
+            # What its round took was told with the round.
+            self._follow(looked, RoundWork(self._simulation.round, rounds, 0, 0, {}))
+
+    def _is_looked_after(self, rounds: int) -> bool:
+        # Newcomers are evaluated as they join, too.
+        due = rounds % self._schedule.look_every == 0 or rounds == self._run.attendance.join_after
+        # After the last round, ``_finish`` evaluates, once tuning is done.
+        return due and rounds < self._job.rounds
 
     def _is_due(self, whole: Snapshot) -> bool:
         """Whether a snapshot is written after this round."""
@@ -121,10 +140,7 @@ class _Rounds:
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
-        # Newcomers are evaluated as they join, too.
-        due = rounds % self._schedule.look_every == 0 or rounds == self._run.attendance.join_after
-        # After the last round, ``_finish`` evaluates, once tuning is done.
-        if due and rounds < job.rounds:
+        if self._is_looked_after(rounds):
             measured += self._look()
 
         # written before it is shown: nobody sees a measure that the history does not have

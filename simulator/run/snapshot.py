@@ -240,6 +240,12 @@ class Snapshots:
             )
         )
 
+    def lengthen(self, run: str) -> None:
+        """Make the snapshot that of a longer run, by the SHA-256 of its run.json."""
+        if self._index is not None:
+            self._run = run
+            self._replace(self._index.model_copy(update={"run": run, "finished": None}))
+
     @property
     def _milliseconds(self) -> int:
         return self._earlier + round(1000 * (self._clock() - self._begun))

@@ -21,6 +21,7 @@ from staddle.algorithms.methods.fedper import FedPer
 from staddle.commands.main import app
 from staddle.simulator.experiment.experiment import read
 from staddle.simulator.experiment.population import populate
+from staddle.simulator.report import report
 
 GLM = {"name": "glm"}
 TRAINING = {"batch_size": 16, "lr": 0.1}
@@ -160,7 +161,8 @@ def test_results_are_rows_frames_text_and_pictures(tmp_path):
     assert [run.label for run in results.runs] == ["local", "local", "mean", "mean"]
 
 
-def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path):
+def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "can_draw", lambda: False)
     given = {"training.lr": [0.001, 0.1], "training.schedule": [{"kind": "cosine"}]}
     experiment = small(tmp_path / "exp", methods=["fedavg"], sweep=given)
     assert [method.training for method in read(experiment.file).file.all_methods] == [
@@ -176,6 +178,9 @@ def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path):
     assert found[0]["label"] in repr(results)
     assert found[1]["label"] not in repr(results)
     assert {row["label"] for row in results.rows()} == {row["label"] for row in found}
+    longer = small(tmp_path / "exp", methods=["local"], rounds=3)
+    assert longer.run(workers=1).frame()["round"].max() == 3
+    assert small(tmp_path / "exp", methods=["local"], rounds=4).run(workers=1).runs[-1].rounds == 4
     drawn = {"draws": 2, "training.lr": {"low": 1e-4, "high": 0.1, "log": True}}
     again = small(tmp_path / "exp", methods=["fedavg"], sweep=drawn)
     assert len(read(again.file).variants) == 2

@@ -70,6 +70,28 @@ class TakesMore(FedPer):
         return (replace(stage, epochs=stage.epochs + 1),)
 
 
+class Falls(FedPer):
+    """What silos upload weighs less towards the last round, and it does not say so."""
+
+    name = "falls"
+    version = 1
+
+    def contribute(self, state, facts):
+        given = super().contribute(state, facts)
+        left = 1 - facts.round / self.setting.rounds
+        return {
+            name: replace(own, weight=own.weight * left**facts.samples)
+            for name, own in given.items()
+        }
+
+
+class SaysSo(Falls):
+    """As it should be."""
+
+    name = "says-so"
+    by_rounds = "weighs silos by the rounds that are left"
+
+
 def test_a_method_that_can_do_all_of_it():
     assert testing.check_method(Good) == testing.MethodReport("", "")
 
@@ -90,6 +112,14 @@ def test_a_state_that_is_not_kept_is_told():
     with refused("the tensor 'asked' that the method keeps never changed"):
         testing.check_method(KeepsNothing)
     assert testing.check_method(Keeps).blind == ""
+
+
+def test_what_depends_on_the_number_of_rounds_is_told():
+    job = testing.make_job(Falls, training={"batch_size": 16, "lr": 0.05})
+    with refused("in a longer job it differs: what a method does by setting.rounds stands in by"):
+        testing.check_longer(job, testing.make_records(job))
+    job = testing.make_job(SaysSo)
+    testing.check_longer(job, {})  # without training anything
 
 
 def test_what_a_private_round_refuses_is_told():

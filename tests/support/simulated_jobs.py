@@ -53,6 +53,10 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
         if folder.finished:
             return folder
         simulation = Simulation(job, Serial(job, population.records), begun=folder.begun())
+        rounds = job.rounds_before(simulation.round)
+        looks = not rounds % schedule.look_every and 0 < rounds < job.rounds
+        if looks and not folder.has_look(rounds):
+            folder.record(of_look(rounds, simulation.look()))
         while simulation.round < job.length:
             if simulation.round == until:
                 return folder

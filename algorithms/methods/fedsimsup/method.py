@@ -162,6 +162,7 @@ class FedSimSup(Method):
     name = "fedsimsup"
     version = 2  # 2: τ_s + τ_θ are the job's epochs by default
     needs_classes = "compares what models say of classes"
+    by_rounds = "lets mixing decay after a share of the rounds"
     options_model = FedSimSupOptions
     options: FedSimSupOptions
     product = "delivered"

@@ -213,6 +213,25 @@ def test_a_sweep_ranks_its_variants_and_a_new_value_runs_alone(write, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_finished_runs_are_lengthened_to_the_bytes_of_longer_ones(write, tmp_path):
+    """Seed after seed; in looks every second round, that after the third is no longer one."""
+    file, local = write(rounds=3, looks=2), ("--method", "fedavg", "--rounds", "4")
+    said(file, "--method", "fedavg")
+    first = said(file, *local, "--seed", "1").output
+    assert "fedavg, seed 1: resumes after round 3, of 4" in first
+    # The other seed does not compare with it, until it is as long.
+    assert re.search(r"│ fedavg +│ 1 +│ 4 ", first)
+    assert re.search(r"│ fedavg +│ 2 +│ 4 ", said(file, *local).output)
+    said(file, *local, "--out", str(tmp_path / "whole"))
+    assert results(tmp_path / "toy") == results(tmp_path / "whole")
+    history = (tmp_path / "toy" / "fedavg" / "seed-1" / "history.jsonl").read_text()
+    assert '"rounds":3,"measure":"selected/after"' in history
+    assert '"rounds":3,"measure":"all/trained"' not in history
+    told = refused(file, "--method", "fedavg")
+    assert "a run of 4 rounds, which cannot be shortened to 3; give 4 rounds or more" in told
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
     out = tmp_path / "o" / "p"
     one = ("--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(out))

@@ -98,7 +98,7 @@ def test_tables_and_words_have_labels_that_a_folder_may_have(swept):
     )
     assert labels(found)[1] == "fedavg+norm=none+schedule=kind-cosine+rounds=2"
     same = swept("options.extractors = [[]]\ntraining.clip = [1.5]")
-    assert labels(same)[:2] == ["local+extractors=empty+clip=1.5", "fedavg+clip=1.5"]
+    assert labels(same)[:2] == ["local+extractors=+clip=1.5", "fedavg+clip=1.5"]
 
 
 def test_keys_that_end_alike_stand_whole_in_labels(swept):

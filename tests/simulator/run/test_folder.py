@@ -26,6 +26,10 @@ from staddle.simulator.run.folder import folder_of, opened
 
 POPULATION = make_population()
 RUN = make_run()
+# Methods that do other things in the first rounds of a longer job, or tune after the last.
+OF_ONE_LENGTH = {
+    "fedavg-ft", "fedbabu", "fedkd", "fedsimsup", "knn-per", "per-fedavg", "pfedfda",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +47,19 @@ def made(tmp_path, whole):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_taken_down_after_any_round_every_method_ends_in_the_same_bytes(tmp_path, quick, method):
+def test_taken_down_after_any_round_and_lengthened_every_method_ends_in_the_same_bytes(
+    tmp_path, quick, method
+):
     run, every = make_run(method, rounds=3), Schedule(2, 1)
     whole = conduct(tmp_path / "whole", run, POPULATION, schedule=every)
+    short = make_run(method, rounds=2)
+    for until in (1, 2, None):
+        conduct(tmp_path / "parts", short, POPULATION, until, every)
+    if method in OF_ONE_LENGTH:
+        with refused("a run of 2 rounds that cannot be lengthened to 3: method"):
+            conduct(tmp_path / "parts", run, POPULATION, 1, every)
+        shutil.rmtree(tmp_path / "parts")
+    # Others resume where the shorter run ended.
     for until in range(1, run.job.length + 1):
         conduct(tmp_path / "parts", run, POPULATION, until, every)
     parts = conduct(tmp_path / "parts", run, POPULATION, schedule=every)
@@ -89,10 +103,10 @@ def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
 # What is not its own.
 def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
-    other = Run(RUN.label, RUN.seed, make_run(rounds=9).job)
+    other = Run(RUN.label, RUN.seed, make_run(rounds=9, participation=1.0).job)
     why = re.escape(
-        f"{made}: holds another run: rounds is 4 there and 9 here; choose another --out, or"
-        " remove it"
+        f"{made}: holds another run: participation is 0.5 there and 1.0 here; choose another"
+        " --out, or remove it"
     )
     with refused(why), opened(tmp_path, other, POPULATION, SCHEDULE):
         pass
@@ -102,6 +116,34 @@ def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
     ):
         pass
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_is_never_shortened_and_a_lost_snapshot_costs_no_result(tmp_path, made):
+    before = results(made)
+    why = "holds a run of 4 rounds, which cannot be shortened to 3; give 4 rounds or more"
+    with refused(why), opened(tmp_path, make_run(rounds=3), POPULATION, SCHEDULE):
+        pass
+    (made / "snapshot").rename(tmp_path / "away")
+    with refused("cannot read it"), opened(tmp_path, make_run(rounds=5), POPULATION, SCHEDULE):
+        pass
+    assert results(made) == before
+    (made / "snapshot").rmdir()
+    (tmp_path / "away").rename(made / "snapshot")
+    cosine = {"epochs": 1, "batch_size": 8, "lr": 0.1, "schedule": {"kind": "cosine"}}
+    falling = make_run(seed=8, label="falling", training=cosine)
+    conduct(tmp_path, falling, POPULATION)
+    longer = make_run(seed=8, label="falling", training=cosine, rounds=5)
+    why = r"cannot be lengthened to 5: the learning rates of training\.schedule follow from"
+    with refused(why), opened(tmp_path, longer, POPULATION, SCHEDULE):
+        pass
+
+
+def test_a_longer_run_is_of_the_release_that_began_it(tmp_path, made, monkeypatch):
+    before = results(made)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    with refused("was begun on cpu"), opened(tmp_path, make_run(rounds=5), POPULATION, SCHEDULE):
+        pass
+    assert results(made) == before
 
 
 def test_two_processes_cannot_have_one_folder(tmp_path):
@@ -202,9 +244,9 @@ def measures(rounds):
     return [of_counts(rounds, "selected/after", {"a": rounds}, {"a": 99})]
 
 
-def live(out, promise):
+def live(out, promise, run=LIFE):
     """All of a run's life on disk; ``promise`` is told the round that is kept."""
-    with opened(out, LIFE, ALIVE, SCHEDULE) as folder:
+    with opened(out, run, ALIVE, SCHEDULE) as folder:
         if folder.finished:
             return
         snapshot = folder.begun()
@@ -212,7 +254,7 @@ def live(out, promise):
         assert at == 0 or told(snapshot) == told(STORY[at])
         assert [one.rounds for one in folder.history] == list(range(1, at + 1))
         promise(at)
-        while at < LIFE.job.length:
+        while at < run.job.length:
             at += 1
             folder.record(measures(at))
             folder.save_snapshot(STORY[at])
@@ -237,6 +279,22 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
         assert not list(out.rglob("*.tmp"))
         nth += 5
     assert nth > 60
+
+
+def test_a_kill_while_it_is_lengthened_changes_no_result(tmp_path, quick, monkeypatch):
+    live(tmp_path / "whole", lambda _: None)
+    whole = results(folder_of(tmp_path / "whole", LIFE))
+    short = make_run(silos=LIFE.job.silos, rounds=2)
+    live(tmp_path / "short", lambda _: None, short)
+    monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))
+    # Results go, snapshot.json and run.json are replaced; what follows is seen above.
+    for nth in range(1, 25, 2):
+        out, seen = tmp_path / str(nth), []
+        shutil.copytree(tmp_path / "short", out)
+        killed(out, nth, "torn", live)
+        live(out, seen.append)
+        assert seen[0] >= 2
+        assert results(folder_of(out, LIFE)) == whole
 
 
 def test_a_full_disk_at_any_call_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):

@@ -141,6 +141,20 @@ def test_newcomers_absent_and_late_silos_are_written_down(tmp_path):
     assert len(looks) == 3
 
 
+def test_a_run_that_is_lengthened_ends_in_the_bytes_of_a_longer_one(tmp_path):
+    """Its last look is one of the longer run's, which is taken again; also after a stop in it."""
+    long = make_run(rounds=4)
+    whole = run_it(tmp_path / "whole", long)
+    run_it(tmp_path / "grown", make_run(rounds=2))
+    stop = StopSignal()
+    with pytest.raises(CancelledError, match="after round 2 of 4"):
+        run_it(tmp_path / "grown", long, Asks(stop, 3), stop)
+    assert not (folder_of(tmp_path / "grown", long) / "models" / "a.safetensors").exists()
+    watch = Asks()
+    assert run_it(tmp_path / "grown", long, watch) == whole
+    assert watch.told[:3] == [("begin", 2), ("looking", 4), ("training", 2)]
+
+
 def test_what_was_whole_when_it_was_stopped_is_not_run_again(tmp_path):
     run, stop = make_run(), StopSignal()
     with pytest.raises(CancelledError, match="after round 1 of 4"):
