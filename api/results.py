@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import filterfalse
 from pathlib import Path
@@ -12,11 +13,28 @@ from ..commands.simulate import results as tables
 from ..errors import LocalError
 from ..simulator.report.finished_runs import Recorded, load_runs
 from ..simulator.report.report import SWEEP
+from ..simulator.report.results_html import results_html
 
 Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread"]
 NUMBERS = ("value", "loss", "seconds")
 WHOLE = ("seed", "round", "silos", "bytes_up", "bytes_down")
 TEXTS = ("method", "label", "ranked_by")
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A PNG file: a path for programs, and a picture in a notebook."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def _repr_png_(self) -> bytes:
+        return self.path.read_bytes()
 
 
 class Results:
@@ -59,13 +77,9 @@ class Results:
         """The report as Markdown: the methods compared, what each took, silo by silo."""
         return self._there("summary.md").read_text(encoding="utf-8")
 
-    def plot(self, what: Picture = "curves") -> Any:
-        """A picture of the report; in a notebook it shows itself, elsewhere it is a path."""
-        path = self._there(f"{what}.png")
-        try:
-            return import_module("IPython.display").Image(filename=str(path))
-        except ModuleNotFoundError:
-            return path
+    def plot(self, what: Picture = "curves") -> "PictureFile":
+        """A picture of the report: a path that a notebook shows as the picture."""
+        return PictureFile(self._there(f"{what}.png"))
 
     def _there(self, name: str) -> Path:
         path = self.folder / name
@@ -73,9 +87,12 @@ class Results:
             raise LocalError(f"{path}: not there: no run is finished; call run() first")
         return path
 
+    def _outranked(self) -> set[str]:
+        return {row["label"] for row in self.sweep() if row["rank"] > 1}
+
     def _table(self) -> tables.ResultsTable | None:
         # Of a sweep, as in the report: the best variant of each method.
-        outranked = {row["label"] for row in self.sweep() if row["rank"] > 1}
+        outranked = self._outranked()
         finished = tables.finished(self.folder)
         best = list(filterfalse(lambda run: run.label in outranked, finished))
         return tables.results_table(best) if best else None
@@ -90,17 +107,13 @@ class Results:
         return "\n".join([*lines, table.meaning])
 
     def _repr_html_(self) -> str:
-        """The table of methods, for notebooks."""
-        table = self._table()
-        if table is None:
+        """For notebooks: the methods compared, what training took, warnings, the curves."""
+        runs = self.runs
+        if not any(run.finished for run in runs):
             return html.escape(repr(self))
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in table.rows
-        )
-        caption = f"<p>{html.escape(table.meaning)}</p>"
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{caption}"
+        curves = self.folder / "curves.png"
+        picture = curves.read_bytes() if curves.exists() else b""
+        return results_html(runs, picture, self._outranked())
 
 
 def _numbers(row: dict[str, str]) -> dict[str, Any]:

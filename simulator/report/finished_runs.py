@@ -1,6 +1,6 @@
 """Reads the runs of an output folder back, for summaries, pictures and people's own programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import attrgetter
@@ -87,12 +87,17 @@ def load_runs(out: Path) -> tuple[Recorded, ...]:
 
 
 def finished_runs(out: Path) -> list[Recorded]:
-    """The runs that reached their last round, by label and seed.
+    """The runs of an output folder that compare with each other, by label and seed."""
+    return comparable(load_runs(out))
+
+
+def comparable(runs: Iterable[Recorded]) -> list[Recorded]:
+    """The runs that reached their last round.
 
     Where some seeds of a label were lengthened, the others do not compare with them until they are,
     too.
     """
-    finished = list(filter(attrgetter("finished"), load_runs(out)))
+    finished = list(filter(attrgetter("finished"), runs))
     longest: dict[str, int] = {}
     for run in finished:
         longest[run.label] = max(run.rounds, longest.get(run.label, 0))

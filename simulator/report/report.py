@@ -51,7 +51,7 @@ def write_report(
     finished, or where the runs cannot be compared.
     """
     # Includes runs of earlier commands.
-    groups = _groups(finished_runs(out), labels)
+    groups = finished_groups(finished_runs(out), labels)
     if not groups:
         raise LocalError(
             f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
@@ -168,7 +168,9 @@ def _link(name: str, caption: str, shown: bool = True) -> Link:
     return Link(PurePosixPath(name), caption, shown)
 
 
-def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[Recorded]]:
+def finished_groups(
+    runs: Sequence[Recorded], labels: Sequence[str] = ()
+) -> dict[str, list[Recorded]]:
     """The finished runs by label; ``labels`` come first."""
     groups: dict[str, list[Recorded]] = defaultdict(list)
     for run in runs:

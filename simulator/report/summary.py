@@ -44,6 +44,7 @@ from .work_table import work_section
 Rows = list[tuple[str, str]]
 Groups = Mapping[str, Sequence[Recorded]]  # runs by label, those of a label by seed
 Looks = Mapping[str, Mapping[int, Measured]]  # one of each run, by label and seed
+SiloRows = tuple[list[str], list[list[str]]]  # titles of numbers; rows that begin with a label
 
 SHOWN: tuple[Measure, ...] = (*ALL, "selected/before", "selected/after")
 # Each silo trains alone: the comparison shows what a silo gains by federation.
@@ -340,7 +341,7 @@ def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
 
 
 def _silos(groups: Groups, form: ScoreForm) -> str:
-    alone = _trains_alone(groups)
+    alone = trains_alone(groups)
     text = (
         f"## In the end, silo by silo\n\nAfter the last round, on test records, {form.measured_in}"
     )
@@ -370,7 +371,7 @@ def _silos(groups: Groups, form: ScoreForm) -> str:
     return text
 
 
-def _trains_alone(groups: Groups) -> str | None:
+def trains_alone(groups: Groups) -> str | None:
     """The label that the others are compared with: each silo trains alone."""
     # A single method cannot be compared.
     if len(groups) == 1:
@@ -388,8 +389,25 @@ def _by_seed(groups: Groups, look: Callable[[Recorded], Measured]) -> Looks:
     return looks
 
 
+def kept_rows(groups: Groups) -> SiloRows:
+    """The model that each silo keeps: the titles after "method", and a row per method.
+
+    Plain text, not yet escaped. The last row is of answers that are the same for all records.
+    """
+    form = next(iter(groups.values()))[0].form
+    return _silo_rows(_by_seed(groups, _kept), trains_alone(groups), form)
+
+
 def _by_silo(looks: Looks, alone: str | None, form: ScoreForm) -> str:
-    """A row per method, from the look at each of its seeds."""
+    titles, rows = _silo_rows(looks, alone, form)
+    shown = [[escaped(label), *cells] for label, *cells in rows]
+    # No method of anybody's.
+    shown[-1][0] = f"*{shown[-1][0]}*"
+    return _method_table(titles, shown)
+
+
+def _silo_rows(looks: Looks, alone: str | None, form: ScoreForm) -> SiloRows:
+    """A row per method, from the look at each of its seeds, and one of the constant answer."""
     averages = _averages(looks)
     titles = [*averages, *SPECTRUM.values()]
     if alone is not None:
@@ -404,9 +422,9 @@ def _by_silo(looks: Looks, alone: str | None, form: ScoreForm) -> str:
             row += [NONE] * len(DUELS)
         elif alone is not None:
             row += _duels(seeds, looks[alone], form)
-        rows.append([escaped(label), *row])
+        rows.append([label, *row])
     rows.append(_constant_row(next(iter(looks.values())), averages, len(titles), form))
-    return _method_table(titles, rows)
+    return titles, rows
 
 
 def _averages(looks: Looks) -> list[Average]:
@@ -425,7 +443,7 @@ def _constant_row(
     # By class such answers are right for one of all that the silo has, whichever it is.
     if "balanced" in averages:
         row[averages.index("balanced")] = NONE
-    return [f"*{escaped(form.constant)}*", *row, *[NONE] * (columns - len(row))]
+    return [form.constant, *row, *[NONE] * (columns - len(row))]
 
 
 def _numbers(look: Measured, averages: Sequence[Average], form: ScoreForm) -> list[float]:
