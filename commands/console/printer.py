@@ -11,9 +11,10 @@ import json
 import sys
 import traceback
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 from rich import box
@@ -148,11 +149,16 @@ def escape_unknown() -> None:
 
 
 class Screen:
-    """Shows how a command's work goes: lines, and on a terminal progress bars below them."""
+    """Shows how a command's work goes: lines, and on a terminal progress bars below them.
+
+    ``in_notebook`` is True in a notebook's cell, which has no bars but lines that are replaced.
+    """
 
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
         self._console = console or Console(stderr=err)
+        # rich would make a piece of HTML of each line.
+        self.in_notebook, self._console.is_jupyter = self._console.is_jupyter, False
 
     @property
     def is_terminal(self) -> bool:
@@ -171,6 +177,16 @@ class Screen:
     def waiting(self, for_what: str) -> AbstractContextManager[object]:
         """Say what the command waits for while the block runs; on a terminal only."""
         return self._console.status(_text(for_what))
+
+    def replacing(self) -> Callable[[Sequence[str]], None]:
+        """Lines in the output of a notebook's cell, which each call replaces by its own."""
+        # Whoever runs a notebook has it.
+        handle = import_module("IPython.display").display(_plain(()), raw=True, display_id=True)
+
+        def replace(lines: Sequence[str]) -> None:
+            handle.update(_plain(lines), raw=True)
+
+        return replace
 
     def progress(self, *, elapsed: bool = False) -> Progress:
         """No bar yet; a task has a description and a field ``note``.
@@ -224,6 +240,11 @@ def _show_table(table: PrintedTable, *, err: bool) -> None:
         # only a terminal says how wide it is
         console = Console(stderr=err, width=table.width)
     console.print(drawn)
+
+
+def _plain(lines: Sequence[str]) -> dict[str, str]:
+    """Lines as an output of a notebook."""
+    return {"text/plain": "\n".join(map(printable, lines))}
 
 
 def _text(written: str) -> Text:

@@ -1,4 +1,7 @@
-"""Progress of ``staddle simulate``: bars on a terminal, a line every few seconds elsewhere."""
+"""Progress of ``staddle simulate``: bars on a terminal, a line every few seconds elsewhere.
+
+A notebook shows one line per run, which is replaced as the run goes on.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from ...simulator.run.progress import Doing, Pace, RunProgress
 from ..console.printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
+NOTEBOOK_SECONDS = 0.5  # between two states of a line in a notebook
 
 SHOWN: dict[str, Measure] = {"trained": "all/trained", "aggregated": "all/aggregated"}
 
@@ -19,6 +23,9 @@ SHOWN: dict[str, Measure] = {"trained": "all/trained", "aggregated": "all/aggreg
 @contextmanager
 def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
     """Show the progress of these runs, in this order: bars on a terminal, else lines."""
+    if screen.in_notebook:
+        yield ReplacedLines(screen.replacing())
+        return
     if not screen.is_terminal:
         yield Lines(screen.show)
         return
@@ -93,6 +100,8 @@ class Bars:
 class Lines:
     """A line when a run begins, every few seconds, and when it ends; for logs and pipes."""
 
+    _every = EVERY_SECONDS
+
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell, self._clock, self._pace = tell, clock, Pace(clock)
         self._name, self._rounds, self._seen, self._shown_at = "", 0, "", 0.0
@@ -121,7 +130,7 @@ class Lines:
         now = self._clock()
         # The last line has the result, so it is always written.
         last = rounds == self._rounds
-        if last or now - self._shown_at >= EVERY_SECONDS:
+        if last or now - self._shown_at >= self._every:
             self._shown_at = now
             line = f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}"
             if not last:
@@ -129,6 +138,42 @@ class Lines:
             if self._seen:
                 line += f"; {self._seen}"
             self._tell(line)
+
+
+class ReplacedLines(Lines):
+    """A line per run, for a notebook, which is replaced as the run goes on.
+
+    It also says how many silos of the round are done.
+    """
+
+    _every = NOTEBOOK_SECONDS
+
+    def __init__(
+        self, replace: Callable[[Sequence[str]], None], clock: Callable[[], float] = monotonic
+    ) -> None:
+        """``replace`` shows lines in place of those before."""
+        super().__init__(self._retell, clock)
+        self._replace = replace
+        self._lines: dict[str, str] = {}  # by run
+        self._doing, self._done, self._silos = "", 0, 0
+
+    def work(self, doing: Doing, silos: int) -> None:
+        """The next round, or an evaluation, over so many silos."""
+        self._doing, self._done, self._silos = doing, 0, silos
+
+    def silo(self) -> None:
+        """One of its silos is done."""
+        self._done += 1
+        now = self._clock()
+        if now - self._shown_at >= self._every:
+            self._shown_at = now
+            *others, line = self._lines.values()
+            work = f"{self._doing} {self._done} of {self._silos} silos"
+            self._replace([*others, f"{line}; {work}"])
+
+    def _retell(self, line: str) -> None:
+        self._lines[self._name] = line
+        self._replace([*self._lines.values()])
 
 
 def named(run: Run) -> str:

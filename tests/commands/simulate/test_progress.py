@@ -7,7 +7,7 @@ from support.counted import of_counts, of_scores
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.counting import ScoreForm
 from staddle.commands.console.printer import Screen
-from staddle.commands.simulate.progress import Bars, Lines, scores, shown
+from staddle.commands.simulate.progress import Bars, Lines, ReplacedLines, scores, shown
 
 DAYS = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")
 
@@ -95,6 +95,35 @@ def test_bars_on_a_terminal_count_what_was_done_before():
         for line in last
     )
     assert any("looking" in line and "1/2" in line for line in last)
+
+
+def test_in_a_notebook_each_run_has_a_line_that_is_replaced():
+    shown_last, clock = [], Clock()
+
+    def replace(lines):
+        shown_last[:] = lines
+
+    watch = ReplacedLines(replace, clock)
+    watch.begin(run("local", rounds=1), 1)
+    watch.begin(run("fedavg", rounds=1), 0)
+    assert shown_last == ["fedavg, seed 1: begins, of 1"]
+    clock.now += 0.1
+    watch.round(1, (seen(1),))
+    fedavg = (
+        "fedavg, seed 1: round 1 of 1, 10 rounds/s; accuracy trained 50.0%, the same answer for all"
+        " 100.0%"
+    )
+    watch.begin(run(), 3)
+    watch.work("training", 2)
+    clock.now += 0.4
+    watch.silo()
+    begun = "pfedsim, seed 1: resumes after round 3, of 4"
+    assert shown_last == [fedavg, begun]  # too soon
+    clock.now += 0.1
+    watch.silo()
+    assert shown_last == [fedavg, f"{begun}; training 2 of 2 silos"]
+    watch.round(4, ())
+    assert shown_last == [fedavg, "pfedsim, seed 1: round 4 of 4, 2 rounds/s"]
 
 
 def test_a_terminal_has_bars_a_log_lines_and_scores_are_of_all_silos_or_none():
