@@ -21,7 +21,7 @@ from staddle.simulator.report.report import write_report
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 NAMED = re.compile(r"pip install\"?\s*\"?\s*'staddle\[([a-z,]+)\]'")
-TESTERS = {"test"}
+NEVER_IMPORTED = {"test", "notebooks"}
 # What this package cannot need on import, by the extra that brings it.
 BROUGHT = {
     "examples": "sklearn",
@@ -54,12 +54,12 @@ def test_each_extra_is_named_by_an_error_and_each_error_names_an_extra():
     for path in sources():
         for group in NAMED.findall(re.sub(r'"\s*\n\s*f?"', "", path.read_text())):
             named |= set(group.split(","))
-    assert named == EXTRAS.keys() - TESTERS == BROUGHT.keys()
+    assert named == EXTRAS.keys() - NEVER_IMPORTED == BROUGHT.keys()
 
 
 def test_what_an_extra_brings_is_no_dependency():
     always = {re.match("[a-z0-9-]+", each)[0] for each in PROJECT["dependencies"]}
-    for extra in EXTRAS.keys() - TESTERS:
+    for extra in EXTRAS.keys() - NEVER_IMPORTED:
         assert {re.match("[a-z0-9-]+", each)[0] for each in EXTRAS[extra]}.isdisjoint(always)
 
 

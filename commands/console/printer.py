@@ -157,8 +157,10 @@ class Screen:
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
         self._console = console or Console(stderr=err)
-        # rich would make a piece of HTML of each line.
-        self.in_notebook, self._console.is_jupyter = self._console.is_jupyter, False
+        self.in_notebook = self._console.is_jupyter
+        if self.in_notebook:
+            # Plain lines: rich would make HTML of each, and a cell claims to be a terminal.
+            self._console = Console(stderr=err, force_jupyter=False, force_terminal=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -236,8 +238,8 @@ def _show_table(table: PrintedTable, *, err: bool) -> None:
     for number, row in enumerate(table.rows):
         drawn.add_row(*map(_text, row), end_section=number in table.ends)
     console = Console(stderr=err)
-    if not console.is_terminal:
-        # only a terminal says how wide it is
+    # Only a terminal says how wide it is; rich takes FORCE_COLOR for one, which notebooks set.
+    if not console.file.isatty():
         console = Console(stderr=err, width=table.width)
     console.print(drawn)
 

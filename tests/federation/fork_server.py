@@ -89,6 +89,7 @@ class ForkServer:
     """
 
     def __init__(self, folder, preloaded=PRELOADED):
+        self.folder = folder
         self._log = folder / "log"
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder.mkdir(exist_ok=True)

@@ -201,3 +201,19 @@ def test_nothing_asked_is_answered_with_the_help(monkeypatch, capsys):
     assert end.value.code == 2
     assert "Usage: " in said.out + said.err
     assert "staddle:" not in said.err
+
+
+def test_a_colour_that_is_forced_makes_no_terminal_that_knows_its_width(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    printer.show(PrintedTable(["a"], [["x" * 150]]))
+    assert "x" * 150 in capsys.readouterr().out
+
+
+def test_a_cell_of_a_notebook_has_plain_lines(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    screen = Screen(console=Console(force_jupyter=True))
+    assert screen.in_notebook
+    with screen.waiting("records"):
+        screen.show("one")
+    assert capsys.readouterr().out == "one\n"
+    assert not Screen().in_notebook
