@@ -15,7 +15,7 @@ from ..simulator.report.finished_runs import Recorded, load_runs
 from ..simulator.report.report import SWEEP
 from ..simulator.report.results_html import results_html
 
-Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread"]
+Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread", "partition"]
 NUMBERS = ("value", "loss", "seconds")
 WHOLE = ("seed", "round", "silos", "bytes_up", "bytes_down")
 TEXTS = ("method", "label", "ranked_by")

@@ -1,6 +1,6 @@
 """Progress of ``staddle simulate``: bars on a terminal, a line every few seconds elsewhere.
 
-A notebook shows one line per run, which is replaced as the run goes on.
+A notebook shows one line per run, which is replaced as the run proceeds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +141,7 @@ class Lines:
 
 
 class ReplacedLines(Lines):
-    """A line per run, for a notebook, which is replaced as the run goes on.
+    """A line per run, for a notebook, which is replaced as the run proceeds.
 
     It also says how many silos of the round are done.
     """
