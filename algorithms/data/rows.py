@@ -6,14 +6,16 @@ Errors name lines, never what stands there: they reach the silo's log and its le
 import codecs
 import csv
 import io
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 from ...errors import LocalError, reason
 from ...files.file_bounds import check_fits, open_regular
+from .parquet_pages import check_pages, column_chunks
 
 Encoding: TypeAlias = Literal["utf-8", "latin-1", "cp1252", "utf-16"]
 Decimal: TypeAlias = Literal[".", ","]  # what stands before the decimals of a number
@@ -21,7 +23,11 @@ Rows: TypeAlias = Iterator[tuple[int, list[str]]]  # with the number of the line
 Reading: TypeAlias = AbstractContextManager[Rows]
 
 COMMAS = str.maketrans(",.", ".,")
-AT_ONCE = 4096  # records of a Parquet file
+AT_ONCE = 4096  # records of a Parquet file, at most
+CELLS_AT_ONCE = 2**20  # of a Parquet file
+BUFFER = 2**20  # bytes of a column that are read at a time
+LONGEST_ROW = 2**24  # characters of a CSV file: a few million cells
+LONGEST_CELL = 4096  # characters of a cell that is used: a path, at most
 
 
 @contextmanager
@@ -43,9 +49,10 @@ def csv_rows(
             if whole:
                 check_fits(path, path.stat().st_size, "its text")
             # ``strict`` makes a misplaced quote an error; without it, csv would guess.
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            lines = _BoundedRows(path, file)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
             try:
-                yield ((reader.line_num, row) for row in reader if row)
+                yield ((reader.line_num, row) for row in map(lines.next_row, reader) if row)
             # Raised by the caller's ``next`` for the header if the file is empty.
             except StopIteration:
                 raise LocalError(
@@ -63,12 +70,45 @@ def csv_rows(
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
 
+class _BoundedRows:
+    """The lines of a text, of which one row takes at most ``LONGEST_ROW`` characters.
+
+    A file may be one line, or one row of many: Python would read either whole.
+    """
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self._path, self._file = path, file
+        self._line, self._taken = 0, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(LONGEST_ROW - self._taken + 1)
+        self._line, self._taken = self._line + 1, self._taken + len(line)
+        if self._taken > LONGEST_ROW:
+            raise LocalError(
+                f"{self._path}, line {self._line}: its row is longer than {LONGEST_ROW:,}"
+                " characters; end each record by a line break, and close its quotes"
+            )
+        if not line:
+            raise StopIteration
+        return line
+
+    def next_row(self, row: list[str]) -> list[str]:
+        """The same row, after which the next begins."""
+        self._taken = 0
+        return row
+
+
 @contextmanager
-def parquet_rows(path: Path) -> Iterator[Rows]:
+def parquet_rows(path: Path, used: Collection[str] | None = None) -> Iterator[Rows]:
     """Records of a Parquet file, from 1 on, after the names of its columns as record 0.
 
     Numbers are written so that they read back as they are, true and false as 1 and 0, dates as ISO
-    8601 has them; what is missing is an empty text. LocalError for a file that is none.
+    8601 has them; what is missing is an empty text. Columns that are not ``used``, and those that
+    hold lists or further columns, are not read: their cells have the type. LocalError for a file
+    that is none, or whose records would not fit the memory.
     """
     try:
         from pyarrow import ArrowException  # noqa: PLC0415 - installed for those who have such files
@@ -78,27 +118,80 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
             f"{path}: Parquet files are read by pyarrow; pip install 'staddle[parquet]'"
         ) from error
     try:
-        with open_regular(path) as opened, ParquetFile(opened) as file:
-            yield _records(path, file)
+        with open_regular(path) as opened:
+            chunks = column_chunks(path, opened)
+            with ParquetFile(opened) as file:
+                columns = _cell_columns(file.metadata.schema, used)
+                # A text that records share is then one text, and not one per record.
+                texts = [
+                    name
+                    for name, place in columns.items()
+                    if file.metadata.schema.column(place).physical_type == "BYTE_ARRAY"
+                ]
+            how = {"read_dictionary": texts, "buffer_size": BUFFER, "metadata": file.metadata}
+            with ParquetFile(opened, **how) as file:
+                check = partial(check_pages, path, opened, chunks, file.metadata.schema)
+                yield _records(path, file, columns, check)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except ArrowException as error:
         why = str(error).partition("\n")[0]
         raise LocalError(f"{path}: cannot read it as Parquet: {why}; write it again") from error
+    except UnicodeDecodeError:  # its text has the bytes
+        raise LocalError(f"{path}: its columns' names are not UTF-8; write it again") from None
 
 
-def _records(path: Path, file: Any) -> Rows:  # of pyarrow, which has no types
-    names, number = list(file.schema_arrow.names), 0
-    yield 0, names
-    for batch in file.iter_batches(AT_ONCE):
-        columns = list(map(partial(texts_of, path), names, batch.columns))
-        for row in zip(*columns, strict=True):
+def _cell_columns(schema: Any, used: Collection[str] | None) -> dict[str, int]:
+    """The columns that are read, and their places: those with one value per record.
+
+    ``schema`` is Parquet's. A name means all that lies below it, in lists and columns of columns.
+    """
+    leaves = list(map(schema.column, range(len(schema))))
+    paths = [own.path.split(".") for own in leaves]
+    below = Counter(".".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1))
+    return {
+        own.path: place
+        for place, own in enumerate(leaves)
+        if below[own.path] == 1 and own.max_repetition_level == 0
+        if used is None or own.path.strip() in used
+    }
+
+
+def _records(
+    path: Path, file: Any, columns: Mapping[str, int], check: Callable[[dict[int, bool], int], None]
+) -> Rows:
+    fields = list(file.schema_arrow)
+    yield 0, [field.name for field in fields]
+    at_once = max(1, min(AT_ONCE, CELLS_AT_ONCE // max(1, len(fields))))
+
+    # Before anything is unpacked: a page of some bytes may claim gigabytes.
+    shared = {field.name for field in fields if hasattr(field.type, "index_type")}
+    places = {place: name in shared for name, place in columns.items()}
+    check(places, at_once)
+    number = 0
+    for batch in file.iter_batches(at_once, columns=[*columns]):
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        cells = [
+            texts_of(path, field.name, found[field.name])
+            if field.name in found
+            else [f"({field.type})"] * len(batch)
+            for field in fields
+        ]
+        for row in zip(*cells, strict=True):
             number += 1
             yield number, list(row)
 
 
 def texts_of(path: Path, name: str, column: Any) -> list[str]:
-    """The cells of an Arrow array as texts; LocalError for what Python cannot hold."""
+    """The cells of an Arrow array as texts; LocalError for what Python cannot hold.
+
+    Cells of a dictionary share the text of its entry, which may be long.
+    """
+    if hasattr(column, "dictionary"):
+        used = column.indices.unique()
+        entries = texts_of(path, name, column.dictionary.take(used))
+        known = dict(zip(used.to_pylist(), entries, strict=True))
+        return list(map(known.__getitem__, column.indices.to_pylist()))
     try:
         return list(map(as_text, _in_microseconds(column).to_pylist()))
     # Without its cause, whose text has the value: such as a time finer than Python's.

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from .features import NUMBER, Feature
-from .rows import Decimal, Encoding, Rows, pointed, rows_of
+from .rows import LONGEST_CELL, Decimal, Encoding, Rows, pointed, rows_of
 from .saved_set import SavedSet, open_saved, saved_folder
 
 Kind = Literal["number", "categories", "date", "text", "empty", "image", "array", "other"]
@@ -40,7 +40,7 @@ class Column:
     commas: int = 0
     first_text: int = 0  # line of the first cell that is no number
     first_comma: int = 0
-    many: bool = False  # more texts than are counted
+    many: bool = False  # more texts than are counted, or longer ones
     known: tuple[str, ...] = ()  # classes that the data set declares itself
     held: tuple[Kind, str] | None = None  # no cells, but values of this type
 
@@ -61,7 +61,8 @@ class Column:
             self.first_comma = self.first_comma or line
         if DATE.fullmatch(cell):
             self.dates += 1
-        if cell in self.texts or len(self.texts) < MOST_DISTINCT:
+        few = len(self.texts) < MOST_DISTINCT and len(cell) <= LONGEST_CELL
+        if few or cell in self.texts:
             self.texts[cell] += 1
         else:
             self.many = True

@@ -20,7 +20,7 @@ from torch import Tensor
 from .....errors import LocalError
 from ...features import NUMBER
 from ...options import DataTable, Names
-from ...rows import Reading
+from ...rows import LONGEST_CELL, Reading
 
 # fits int64; record_checks rejects classes out of range
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -64,8 +64,7 @@ class Labelled(DataTable):
     @pydantic.model_validator(mode="after")
     def _one_truth(self) -> "Labelled":
         # A label that is also a feature would give the model its answer.
-        used = (*self.inputs, *self.truths, *self._named_columns())
-        check_distinct("features, targets, id, source and group", used)
+        check_distinct("features, targets, id, source and group", self.used)
         if sum(map(bool, (self.label, self.labels, self.target, self.survival))) != 1:
             raise ValueError(
                 "name what is true of a record: label, the column of its class, or one of labels,"
@@ -110,6 +109,11 @@ class Labelled(DataTable):
         return (*filter(None, (self.label, self.target)), *self.labels, *self.survival)
 
     @property
+    def used(self) -> tuple[str, ...]:
+        """All columns that are read, where they are there."""
+        return (*self.inputs, *self.truths, *self._named_columns())
+
+    @property
     def _reader(self) -> Callable[["Labelled", int, str, str], float]:
         """How a cell of these columns is read."""
         known = ((self.label, _class), (self.labels, _flag), (True, _measured))
@@ -131,8 +135,7 @@ class Labelled(DataTable):
         y, reader = array("d"), self._reader
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         records = 0
-        used = (*self.inputs, *self.truths, *texts)
-        for line, cells in self.cells(self.rows(), used):
+        for line, cells in self.cells(self.rows(), self.used):
             take(line, cells)
             y.extend(reader(self, line, name, cells[name]) for name in self.truths)
             for name, column in texts.items():
@@ -167,7 +170,10 @@ class Labelled(DataTable):
                         f"{self.where}, {self.counted} {line}: {len(row)} columns, not"
                         f" {len(header)}; correct it"
                     )
-                yield line, {name: row[place].strip() for name, place in places.items()}
+                cells = {name: row[place] for name, place in places.items()}
+                if max(map(len, cells.values()), default=0) > LONGEST_CELL:
+                    raise _too_long(self, line, cells)
+                yield line, {name: text.strip() for name, text in cells.items()}
 
 
 def _place(table: Labelled, header: list[str], name: str) -> int:
@@ -244,6 +250,12 @@ def parsed(table: Labelled, line: int, name: str, text: str, fix: str) -> float:
     if not NUMBER.fullmatch(text):
         raise fault(table, line, name, f"is not a number; {fix}")
     return float(text)
+
+
+def _too_long(table: Labelled, line: int, cells: Mapping[str, str]) -> LocalError:
+    name = next(name for name, text in cells.items() if len(text) > LONGEST_CELL)
+    why = f"is longer than {LONGEST_CELL:,} characters; correct it, or leave the record out"
+    return fault(table, line, name, why)
 
 
 # Never the value itself: errors reach the silo's log and its ledger.

@@ -15,4 +15,4 @@ class Parquet(Table):
 
     def rows(self) -> Reading:
         """The records, after the names of the columns."""
-        return parquet_rows(self.file)
+        return parquet_rows(self.file, self.used)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refused
 
+from staddle.algorithms.data import rows
 from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.errors import LocalError
 
@@ -314,6 +315,34 @@ def test_four_hospitals_of_uci_heart_disease(hospital, records):
     assert data.x.shape == (records, 1, 1, 10)
     assert {0, 1} <= set(data.y.tolist()) <= {0, 1, 2, 3, 4}
     assert 28 <= data.x[..., 0].min() <= data.x[..., 0].max() <= 77
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1," * 40, 2),  # one line without an end
+        ('"\n",' * 40, 15),  # one row of many lines
+        ("1,2,3\n" * 9 + '"' + "\n" * 80, 60),  # a quote that nobody closes
+    ],
+)
+def test_a_row_without_an_end_is_refused_before_it_is_read(fault, monkeypatch, text, line):
+    monkeypatch.setattr(rows, "LONGEST_ROW", 50)
+    said = f", line {line}: its row is longer than 50 characters; end each record by a line break,"
+    assert fault(f"age,bmi,y\n{text}").startswith(said)
+
+
+def test_a_file_of_many_rows_may_be_long(read, monkeypatch):
+    monkeypatch.setattr(rows, "LONGEST_ROW", 50)
+    assert len(read("age,bmi,y\n" + "1,2,1\n" * 40).y) == 40
+
+
+def test_a_long_text_may_stand_where_nobody_uses_it(read, fault):
+    text = f"age,bmi,y,note\n1,2,1,{'n' * 5000}\n"
+    assert len(read(text).y) == 1
+    assert fault(text, id="note") == (
+        ", line 2, column 'note': is longer than 4,096 characters; correct it, or leave the record"
+        " out"
+    )
 
 
 def test_decimals_with_a_comma(read, fault):

@@ -1,0 +1,183 @@
+"""Parquet files of some bytes that would unpack to gigabytes are refused before they do."""
+
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from support.refusals import refused
+
+from staddle.algorithms.data.compact_structs import Struct
+from staddle.algorithms.data.parquet_pages import (
+    DATA_PAGES,
+    LENGTH,
+    check_pages,
+    column_chunks,
+)
+from staddle.algorithms.data.rows import parquet_rows
+from staddle.algorithms.data.sources.formats.parquet import Parquet
+from staddle.errors import LocalError
+from staddle.files import file_bounds
+
+MANY = 10_000
+MEGABYTE = "x" * 2**20
+KEYS = {"kind": "parquet", "features": ["v"], "label": "y", "id": "patient"}
+WRITTEN = {"write_statistics": False, "store_schema": False, "compression": "zstd"}
+
+
+@contextmanager
+def below(most):
+    """Arrow takes at most so many bytes while the block runs."""
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() <= most
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """100 MB are available."""
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 10**8)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def call(patients, **options):
+        path, count = tmp_path / "bomb.parquet", len(patients)
+        columns = {"patient": patients, "v": [1.0] * count, "y": [0] * count}
+        parquet.write_table(pa.table(columns), path, **{**WRITTEN, **options})
+        return path
+
+    return call
+
+
+def repeated(value, kind=None, count=MANY):
+    places = pa.array([0] * count, pa.int32())
+    return pa.DictionaryArray.from_arrays(places, pa.array([value], kind))
+
+
+def read(path, **keys):
+    return Parquet(file=path, **KEYS | keys).read()
+
+
+def test_a_text_that_all_records_repeat_is_one_text(written):
+    path = written(repeated(MEGABYTE))
+    assert path.stat().st_size < 2000
+    with below(20e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
+        read(path)
+    # As a column that nobody uses it is not even read.
+    with below(1e6):
+        assert len(read(path, id=None).y) == MANY
+    with parquet_rows(path, ["v"]) as found:
+        assert [row for _, row in islice(found, 2)] == [
+            ["patient", "v", "y"],
+            ["(string)", "1", "(int64)"],
+        ]
+
+
+def test_values_of_a_fixed_width_cannot_be_shared(written, little):
+    path = written(repeated(MEGABYTE.encode(), pa.binary(2**20), 20).dictionary_decode())
+    with below(0), refused("4,096 of its records would take 17.* 100,000,000 are available; free"):
+        read(path)
+
+
+def test_pages_that_unpack_to_more_than_the_memory(written, little):
+    path = written([MEGABYTE] * 40, use_dictionary=False, data_page_size=1, write_batch_size=1)
+    assert path.stat().st_size < 20_000
+    with below(0), refused("4,096 of its records would take 171,968,472 bytes of memory, 100,000,"):
+        read(path)
+    # As many bytes, but nobody holds all of them at once.
+    names = [f"{number:1000}" for number in range(MANY)]
+    many = written(names, use_dictionary=False, data_page_size=2**16, write_batch_size=16)
+    with below(50e6), parquet_rows(many) as found:
+        assert sum(1 for _ in found) == MANY + 1
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_encodings_that_unpack_to_any_size(written, encoding):
+    how = {"use_dictionary": False, "column_encoding": {"patient": encoding}}
+    path = written(["a", "b"], **how)
+    with refused(f"column 'patient': is written in encoding {encoding}, which can unpack to any"):
+        read(path)
+    assert len(read(path, id=None).y) == 2
+
+
+def test_a_list_of_millions_is_not_read(written):
+    path = written(["a", "b"])
+    table = parquet.read_table(path).append_column("l", pa.array([[0.0] * 2**20, []]))
+    parquet.write_table(table, path, **WRITTEN)
+    with below(1e6), parquet_rows(path) as found:
+        cells = [row for _, row in found]
+    assert cells[1:] == [[name, "1", "0", "(list<element: double>)"] for name in "ab"]
+
+
+def test_metadata_larger_than_the_memory(written, monkeypatch):
+    path = written(["a"])
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 10**4)
+    with refused("its metadata would take .* bytes of memory, 10,000 are available; free memory"):
+        read(path)
+    with path.open("rb") as file, refused("its metadata would take"):
+        column_chunks(path, file)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_files_as_others_write_them(written, version, compression, dictionary):
+    how = {"use_dictionary": dictionary, "write_statistics": True, "row_group_size": 300}
+    more = {"data_page_version": version, "compression": compression, "write_page_index": True}
+    names = [f"patient {number}" for number in range(1000)]
+    path = written(names, **how, **more, data_page_size=100, write_page_checksum=True)
+    assert read(path).ids == tuple(names)
+
+
+# Headers that no program writes.
+
+SIZES = b"\x15\x00\x15\x0a\x15\x0a"  # a data page of five bytes
+
+
+def needs(header, start=0, length=None, kind="BYTE_ARRAY"):
+    """What is refused of a column whose only page has this header; five bytes follow."""
+    data = header + bytes(5)
+    fields = {DATA_PAGES: start, LENGTH: len(data) if length is None else length}
+    leaf = SimpleNamespace(name="v", physical_type=kind, length=0)
+    schema = SimpleNamespace(column=lambda _: leaf)
+    file, chunks = BytesIO(data), [[Struct(Path("bomb"), fields)]]
+    with pytest.raises(LocalError) as caught:
+        check_pages(Path("bomb"), file, chunks, schema, {0: True}, 4096)
+    return str(caught.value)
+
+
+def test_entries_of_a_dictionary_are_counted(little):
+    # Two billion entries in five bytes.
+    entries = b"\x4c\x15\xfe\xff\xff\xff\x0f\x15\x00\x00\x00"
+    assert "would take 274,877,906,8" in needs(b"\x15\x04\x15\x0a\x15\x0a" + entries)
+
+
+def test_a_page_of_numbers_claims_what_it_may(little):
+    # Two gigabytes in five bytes.
+    assert "would take 17,179,869,1" in needs(
+        b"\x15\x00\x15\xfe\xff\xff\xff\x0f\x15\x0a\x00", kind="INT64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "where", "said"),
+    [
+        (b"\x15\x00\x15\x09\x15\x0a\x00", {}, "it has a size that is none in its headers; write"),
+        (b"\x15\x00\x1c\x00\x15\x0a\x00", {}, "it has a size that is none"),
+        (SIZES + b"\x25\x0a\x00", {}, "it has headers with fields of other types"),
+        (SIZES, {"start": -1}, "it has a size that is none"),
+        (SIZES, {"start": 99}, "it names pages beyond its end"),
+        (SIZES, {"length": 10**12}, "it names pages beyond its end"),
+    ],
+)  # fmt: skip
+def test_damaged_headers(header, where, said):
+    assert f"bomb: cannot read it as Parquet: {said}" in needs(header, **where)
