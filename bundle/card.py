@@ -10,14 +10,16 @@ import numpy as np
 from ..algorithms.data.features import Feature
 from ..algorithms.job.job import Job
 from ..algorithms.models.build import input_shape
-from .description import Description, PrivacyCost, Threshold
+from .description import Description, Reported, Threshold
 from .figure_tables import (
     CLASSES,
     FIGURES,
     THRESHOLDS,
     Row,
     class_rows,
+    figure,
     figure_rows,
+    name_of,
     threshold_rows,
 )
 
@@ -38,7 +40,7 @@ def card(description: Description, job: Job) -> str:
         _records(description, job),
         _figures(description, job),
         _thresholds(description.thresholds),
-        _privacy(description.privacy),
+        _privacy(description),
         _origin(description, job),
     )
     return "\n".join(parts) + "\n"
@@ -63,7 +65,8 @@ def table(columns: Row, rows: Iterable[Row]) -> Iterator[str]:
 def _head(description: Description, job: Job) -> Iterator[str]:
     origin = description.origin
     where = f" in federation {plain(origin.federation)}" if origin.federation else ""
-    yield f"# Model of job {plain(job.name)} at silo {plain(origin.name)}"
+    at = "coordinator" if origin.kind == "coordinator" else "silo"
+    yield f"# Model of job {plain(job.name)} at {at} {plain(origin.name)}"
     yield ""
     yield (
         f"A model for {job.task.kind}, trained by method {plain(job.method_name)} with"
@@ -72,6 +75,14 @@ def _head(description: Description, job: Job) -> Iterator[str]:
     if origin.kind == "simulation":
         yield ""
         yield "It comes from a simulation: nobody signed it, and its silos were on one machine."
+    if origin.kind == "coordinator":
+        yield ""
+        yield (
+            "It is the model that the silos share, as the last round published it. The coordinator"
+            " has no records: it measured nothing."
+        )
+        if job.method().product == "trained":
+            yield f"By method {plain(job.method_name)} each silo trains it further for itself."
 
 
 def _use(description: Description, job: Job) -> Iterator[str]:
@@ -81,10 +92,14 @@ def _use(description: Description, job: Job) -> Iterator[str]:
     yield f"- It predicts: {plain(_truth(description.contract) or job.task.kind)}"
     yield f"- It answers, for each record: {', '.join(map(plain, answers))}"
     yield ""
+    measured = (
+        "Use it for records like those of this silo: it was measured on no others."
+        if description.measured
+        else "Use it for records like those of the silos, prepared as the job says."
+    )
     yield (
-        "Use it for records like those of this silo: it was measured on no others. Before anybody"
-        " acts by it in the care of patients, it needs an evaluation of its own there, and whatever"
-        " the law asks of such a device."
+        f"{measured} Before anybody acts by it in the care of patients, it needs an evaluation of"
+        " its own there, and whatever the law asks of such a device."
     )
 
 
@@ -97,8 +112,10 @@ def _truth(contract: Mapping[str, Any]) -> str:
 def _records(description: Description, job: Job) -> Iterator[str]:
     records = description.records
     yield "\n## Records\n"
-    yield f"The silo trained on {records.train:,} records and held out {records.test:,} as a test."
-    if records.train_by_class:
+    if records is not None:
+        held = f"held out {records.test:,} as a test"
+        yield f"The silo trained on {records.train:,} records and {held}."
+    if records is not None and records.train_by_class:
         counts = map("{:,}".format, records.train_by_class)
         rows = zip(description.output_names, counts, strict=False)
         yield from table(["class", "training records"], rows)
@@ -140,6 +157,9 @@ def _feature(feature: Feature) -> Row:
 def _figures(description: Description, job: Job) -> Iterator[str]:
     measured, names = description.measured, description.output_names
     yield "\n## Figures\n"
+    if measured is None:
+        yield from _reported(description.reported)
+        return
     yield (
         f"Measured on the silo's {measured.records:,} test records, with 95 % intervals. Shares of"
         " records have Wilson's interval, other figures that of a bootstrap over records, or over"
@@ -150,6 +170,19 @@ def _figures(description: Description, job: Job) -> Iterator[str]:
     if classes := list(class_rows(measured, names)):
         yield "Each record counts as called by the answer that is most probable:"
         yield from table(CLASSES, classes)
+
+
+def _reported(reported: Reported | None) -> Iterator[str]:
+    yield "Nobody measured this model; staddle model evaluate does, on labelled records."
+    if reported is None or not reported.measures:
+        return
+    noise = ", with noise" if reported.noised else ""
+    yield (
+        f"\n{len(reported.silos)} silos measured the model as it was before the last round, on"
+        f" their own test records. They reported together{noise}:"
+    )
+    rows = [[name_of(key), figure(value)] for key, value in reported.measures.items()]
+    yield from table(["figure", "value"], rows)
 
 
 def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
@@ -165,19 +198,24 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
     yield from table(THRESHOLDS, threshold_rows(thresholds))
 
 
-def _privacy(spent: PrivacyCost | None) -> Iterator[str]:
+def _privacy(description: Description) -> Iterator[str]:
     yield "\n## Privacy\n"
+    spent, whose = description.privacy, "this silo" if description.measured else "the silos"
     if spent is None:
         yield (
             "The job had no differential privacy: the model and the figures above may reveal"
-            " something about single records of this silo. Give them only to those who may know it."
+            f" something about single records of {whose}. Give them only to those who may know it."
         )
         return
     yield (
-        f"The job cost a record of the silo's data set at most ε = {spent.epsilon:g} at δ ="
-        f" {spent.delta:g} (differential privacy). The figures above are exact, and not covered:"
-        " give them only to those who may know something about single records."
+        f"The job cost a record of {'the' if description.measured else 'a'} silo's data set at most"
+        f" ε = {spent.epsilon:g} at δ = {spent.delta:g} (differential privacy)."
     )
+    if description.measured:
+        yield (
+            "The figures above are exact, and not covered: give them only to those who may know"
+            " something about single records."
+        )
     if spent.exact:
         yield (
             f"\nNot covered either: {', '.join(map(plain, spent.exact))}, trained without noise at"

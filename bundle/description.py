@@ -1,6 +1,6 @@
 """``model.json``: what a trained model is, and all that is needed to use it.
 
-It holds no path, no secret and no record. Its figures are exact counts of the silo's own test
+It holds no path, no secret and no record. A silo's figures are exact counts of its own test
 records, in private jobs, too: they are for the silo, which decides who else reads them.
 """
 
@@ -17,11 +17,11 @@ Range = tuple[float, float]
 
 
 class Origin(Strict):
-    """Who made the model: a silo of a federation, or a simulation."""
+    """Who made the model: a silo or the coordinator of a federation, or a simulation."""
 
-    kind: Literal["silo", "simulation"]
+    kind: Literal["silo", "coordinator", "simulation"]
     name: str
-    """The silo's id, or the name of a simulated one."""
+    """The member's id, or the name of a simulated silo."""
     federation: str = ""
     signer: str = ""
     """The operator who signed the job."""
@@ -57,6 +57,18 @@ class Figures(Strict):
     baseline: float | None = None
     """The score of the best answer that is the same for all these records."""
     intervals: dict[str, Range] = Field(default_factory=dict)
+
+
+class Reported(Strict):
+    """What silos reported together in the last round, on their own test records.
+
+    They measured the model that came down for that round, before it was trained and averaged again.
+    """
+
+    round: int
+    silos: Names
+    noised: bool
+    measures: dict[str, float]
 
 
 class Threshold(Strict):
@@ -106,8 +118,11 @@ class Description(Strict):
     """How records are read: a [data] table without its paths."""
     output_names: Names
     """The classes or labels, or the numbers of the outputs."""
-    records: SplitSizes
-    measured: Figures
+    records: SplitSizes | None = None
+    """None where the maker has no records, nor figures of its own."""
+    measured: Figures | None = None
+    reported: Reported | None = None
+    """In a coordinator's model alone."""
     thresholds: tuple[Threshold, ...] = ()
     privacy: PrivacyCost | None = None
     self_test: SelfTest

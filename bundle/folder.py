@@ -83,9 +83,9 @@ class VerifiedFolder:
     signer: RosterEntry | None
 
     def check_signer(self, roster: Roster) -> None:
-        """LocalError or PeerError unless a silo of the roster signed it, with the roster's key.
+        """LocalError or PeerError unless a member of the roster signed it, with the roster's key.
 
-        It must have been made in the roster's federation.
+        The member must be what the model says of its maker, in the roster's federation.
         """
         if self.signer is None:
             raise LocalError(f"{self.path}: nobody signed it: it comes from a simulation")
@@ -96,11 +96,11 @@ class VerifiedFolder:
                 f"{self.path}: signed with another key than this member's in the roster; ask for"
                 " the model again, and where it comes from",
             )
-        if known.role is not Role.SILO:
+        if known.role is not Role(self.description.origin.kind):
             raise PeerError(
                 known.id,
-                f"{self.path}: its signer has the role {known.role.value}, and only silos make"
-                " models; ask for the model again",
+                f"{self.path}: its signer has the role {known.role.value}, and says that it was"
+                f" made by a {self.description.origin.kind}; ask for the model again",
             )
         # Founders may give one key to members of two federations.
         if (own := self.description.origin.federation) != roster.federation:
@@ -179,7 +179,7 @@ def read(path: Path) -> VerifiedFolder:
         )
     # The same member made and signed it: else a silo's model could pass for another's.
     signer = signature.signer
-    maker = description.origin.name if description.origin.kind == "silo" else None
+    maker = None if description.origin.kind == "simulation" else description.origin.name
     if maker != (signer and signer.id):
         raise LocalError(
             f"{path}: made by {maker or 'a simulation'}, and signed by"

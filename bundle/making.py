@@ -60,38 +60,26 @@ class ModelMaker:
         """
         with exact(), guard(self.job.task):
             description = self._describe(state, train, forgiving(test), cancelled)
-        texts = {"format": FORMAT, "job": self.job.digest, "maker": self.origin.name}
-        folder.write(
-            path,
-            {
-                folder.DESCRIPTION: (description.model_dump_json(indent=1) + "\n").encode(),
-                folder.WEIGHTS: state_to_bytes(state, texts),
-                folder.CARD: card(description, self.job).encode(),
-            },
-            self.keys,
-        )
+        write_folder(path, self.job, description, state, self.keys)
 
     def _describe(
         self, state: SiloState, train: Dataset, test: Dataset, cancelled: Callable[[], bool]
     ) -> Description:
         job, task, width = self.job, self.job.task, self.job.model.width
         predictor = Predictor.of(job, self.origin.name, state)
-        names = output_names(job, train)
+        names = output_names(job, train.class_names)
         counting = counting_of(task, width, job.metrics, len(test))
         classes = histogram(task, train.y, width).tolist() if task.has_classes else ()
-        return Description(
-            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            releases=Releases(staddle=metadata.version("staddle"), torch=torch.__version__),
-            origin=self.origin,
-            job=job.document(),
-            job_digest=job.digest,
-            contract=dict(self.contract),
-            output_names=names,
+        return described(
+            job,
+            self.origin,
+            self.contract,
+            names,
+            self_test(predictor, job),
             records=SplitSizes(train=len(train), test=len(test), train_by_class=tuple(classes)),
             measured=measured(predictor, test, counting, cancelled),
             thresholds=thresholds(predictor, test, self._half_key, names, cancelled),
             privacy=self._spent(state),
-            self_test=self_test(predictor, job),
         )
 
     @property
@@ -114,10 +102,47 @@ class ModelMaker:
         return PrivacyCost(epsilon=privacy.epsilon, delta=privacy.delta, exact=tuple(exact_parts))
 
 
-def output_names(job: Job, data: Dataset) -> tuple[str, ...]:
-    """The names of the classes or labels, from the job or else from the silo's own records."""
-    found: Sequence[str] = job.model.class_names or data.class_names or ()
-    return tuple(found or map(str, range(job.model.width)))
+def described(
+    job: Job,
+    origin: Origin,
+    contract: Mapping[str, Any],
+    names: tuple[str, ...],
+    tried: SelfTest,
+    **known: Any,
+) -> Description:
+    """The description of a model that is made now; ``known`` are its fields that may be missing."""
+    return Description(
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        releases=Releases(staddle=metadata.version("staddle"), torch=torch.__version__),
+        origin=origin,
+        job=job.document(),
+        job_digest=job.digest,
+        contract=dict(contract),
+        output_names=names,
+        self_test=tried,
+        **known,
+    )
+
+
+def write_folder(
+    path: Path, job: Job, description: Description, state: SiloState, keys: Keys | None
+) -> None:
+    """Write a model's folder; LocalError if something lies there already."""
+    texts = {"format": FORMAT, "job": job.digest, "maker": description.origin.name}
+    folder.write(
+        path,
+        {
+            folder.DESCRIPTION: (description.model_dump_json(indent=1) + "\n").encode(),
+            folder.WEIGHTS: state_to_bytes(state, texts),
+            folder.CARD: card(description, job).encode(),
+        },
+        keys,
+    )
+
+
+def output_names(job: Job, known: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the classes or labels: from the job, or else those ``known`` of the records."""
+    return tuple(job.model.class_names or known or map(str, range(job.model.width)))
 
 
 def self_test(predictor: Predictor, job: Job) -> SelfTest:

@@ -27,10 +27,12 @@ class Predictor(nn.Module):
         self.eval().requires_grad_(False)
 
     @classmethod
-    def of(cls, job: Job, silo: str, state: SiloState) -> "Predictor":
+    def of(cls, job: Job, maker: str, state: SiloState) -> "Predictor":
         """The model of a silo's state; LocalError where the two do not fit."""
         # Not ``job.method``: what may cross is no matter any more.
         method = configure(job.method_name, job.method_options, job.setting())
+        # A coordinator's model has nothing by which silos differ.
+        silo = maker if maker in job.silos else job.silos[0]
         return cls(job, method, to_modules(method, silo, state))
 
     @property

@@ -67,7 +67,9 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         """What a notebook shows."""
-        where = f"job {self.job.name!r}, silo {self.description.origin.name!r}"
+        origin = self.description.origin
+        maker = "coordinator" if origin.kind == "coordinator" else "silo"
+        where = f"job {self.job.name!r}, {maker} {origin.name!r}"
         return f"<{type(self).__name__} of {where}: {', '.join(self.answer_names)}>"
 
     @property
@@ -204,7 +206,7 @@ def _job(verified: folder.VerifiedFolder, where: str) -> Job:
     if isinstance(method, Mapping):
         written["method"] = {key: own for key, own in method.items() if key != "version"}
     job = Job.from_file(validate(written, JobFile, where), where)
-    return job.for_federation() if verified.description.origin.kind == "silo" else job
+    return job if verified.description.origin.kind == "simulation" else job.for_federation()
 
 
 def _try(module: Predictor, job: Job, verified: folder.VerifiedFolder) -> None:

@@ -5,13 +5,25 @@ from typing import Annotated
 
 import typer
 
+from ...algorithms.job.job import Job
+from ...bundle.description import Origin, Reported
+from ...bundle.shared_model import SharedModelMaker
 from ...coordinator import config as configs
+from ...coordinator.config import CoordinatorConfig
 from ...coordinator.storage import results as files
-from ...errors import LocalError
+from ...errors import LocalError, StaddleError
+from ...files import tensor_file
+from ...files.documents import parse_json
+from ...files.packages import others_code
+from ...security.identity.keys import load_keys
+from ...security.identity.roster import load as load_roster
 from ..console import printer
 from .jobs import Name, given_file, status_fields
 from .operator_client import connected
 from .round_text import reading, round_fields
+
+MODEL = "model"  # a folder
+DELIVERED = ".delivered"  # in names of measures: of the model as it came down
 
 
 def results(
@@ -27,7 +39,11 @@ def results(
         ),
     ] = None,
 ) -> None:
-    """Rounds as CSV and JSON; on the coordinator's machine also the shared parts as safetensors."""
+    """Rounds as CSV and JSON; on the coordinator's machine also the shared parts as safetensors.
+
+    There, too, the model that silos share as a folder for staddle model, signed by the coordinator,
+    once the job has ended and where the shared parts are all of a model.
+    """
     # Only one of them has the tensors: which one is read must be explicit.
     if (operator is None) == (config is None):
         raise LocalError(
@@ -36,8 +52,9 @@ def results(
 
     # The operator may see rounds only: models lie on the coordinator's machine, and no call gives
     # them away.
-    if config is not None:
-        kept = files.read(configs.load(config).directory, job)
+    coordinator = None if config is None else configs.load(config)
+    if coordinator is not None:
+        kept = files.read(coordinator.directory, job)
         if kept.relayed:
             # On standard error, since a program may read the paths below.
             printer.show(
@@ -52,3 +69,49 @@ def results(
         rounds, first = round_fields(report), files.sums_of(reading(report))
         kept = files.Kept(status_fields(report.status), rounds, first)
     printer.show(*map(str, files.write(out, kept)))
+    if coordinator is not None:
+        _show_model(coordinator, kept, out)
+
+
+def _show_model(config: CoordinatorConfig, kept: files.Kept, out: Path) -> None:
+    """Make the model's folder, or say why there is none."""
+    if kept.state["outcome"] != "completed":
+        printer.show("no model among them: the job is not completed", err=True)
+        return
+    try:
+        # A task, a metric or torch may fail in any way.
+        with others_code("it cannot be described", "report it"):
+            printer.show(str(_model(config, kept, out / MODEL)))
+    # The other files are there, and nothing that is said about a model may cost them.
+    except StaddleError as error:
+        printer.show(f"no model among them: {error}", err=True)
+
+
+def _model(config: CoordinatorConfig, kept: files.Kept, path: Path) -> Path:
+    """The folder of the model that silos share; LocalError where they share less than a model."""
+    keys, signed = load_keys(config.keys), parse_json(kept.signed, "the job")
+    job = Job.from_document(signed["document"], "the job", config.packages)
+    origin = Origin(
+        kind="coordinator",
+        name=keys.entry.id,
+        federation=load_roster(config.roster).federation,
+        signer=signed["signer"],
+    )
+    last = kept.rounds[-1]
+    reported = Reported(
+        round=last["round"],
+        silos=tuple(last["members"]),
+        noised=last["noisy"],
+        measures={
+            name.replace(DELIVERED, ""): value
+            for name, value in last["measures"].items()
+            if DELIVERED in name
+        },
+    )
+    # The copies, since they were checked.
+    published = {
+        name: tensor_file.read(path.with_name(f"{name}.safetensors"))[0] for name in kept.published
+    }
+    maker = SharedModelMaker(job.with_weights(config.directory), origin, keys, reported)
+    maker.write(path, published)
+    return path

@@ -29,8 +29,8 @@ def verify(
     """Check a model's files, their signature and the ledger's head in it; exit code 1 if one fails.
 
     With --ledger, the silo's ledger must have grown from that head. Whoever can change the files
-    can sign them with keys of their own: with --roster the signer's key must be that of a silo in
-    the newest roster given, and --founder says who vouches for that.
+    can sign them with keys of their own: with --roster the signer's key must be that of the
+    member in the newest roster given, and --founder says who vouches for that.
     """
     # A wrong roster is told first, and a changed file before anything that the files say.
     rosters = roster_files.read(roster, founder, threshold)
@@ -61,6 +61,6 @@ def verify(
         printer.show(*rosters.vouchers.split("\n"))
     else:
         printer.show(
-            "roster     none given: compare the fingerprint with the silo's, by telephone (protocol"
-            " key of staddle keys show)"
+            f"roster     none given: compare the fingerprint with the {origin.kind}'s, by telephone"
+            " (protocol key of staddle keys show)"
         )

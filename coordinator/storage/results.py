@@ -46,6 +46,7 @@ class Kept:
     sums: Sequence[str] = ()  # names of those that every round has, in their order
     published: Mapping[str, Path] = field(default_factory=dict)
     relayed: Sequence[str] = ()  # parts of which the coordinator has what silos alone can open
+    signed: bytes = b""  # the job, as its operator signed it
 
 
 def read(directory: Path, job: str) -> Kept:
@@ -96,7 +97,8 @@ def read(directory: Path, job: str) -> Kept:
     # The database does not list the result, which is written at the end of the job.
     if (folder / RESULT).exists():
         published[RESULT.removesuffix(".safetensors")] = folder / RESULT
-    return Kept(json.loads(found[0]), rounds, sums_of(reading), published, relayed(files))
+    state = json.loads(found[0])
+    return Kept(state, rounds, sums_of(reading), published, relayed(files), signed)
 
 
 def sums_of(known: Evaluated | None) -> list[str]:

@@ -14,11 +14,14 @@ from support.raw_silo import SECONDS, arrived, frames_of, maybe_late, refused
 from support.signed_federation import job_document, signed_federation
 
 from staddle.algorithms.tasks.table_counting import RIGHT
+from staddle.bundle.shared_model import shared_state
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator.blind import unmask
 from staddle.coordinator.jobs import job_run as jobruns
 from staddle.coordinator.jobs import secure_sum_runner
 from staddle.coordinator.rounds.events import OperatorStopped
+from staddle.coordinator.storage import results
+from staddle.files import tensor_file
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto.convert.secagg_sent import Over
@@ -103,6 +106,15 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
         assert rows.execute("SELECT count(*) FROM secure").fetchone() == (0,)
         metrics = rows.execute("SELECT metrics FROM rounds").fetchall()
     assert all('"tested": 28' in kept for (kept,) in metrics)
+    # The open sum is all that the coordinator has, and it is the model of all silos.
+    parts = {
+        part: tensor_file.read(path)[0]
+        for part, path in results.read(world.folder, "job").published.items()
+    }
+    state = shared_state(world.job, parts)
+    (part,) = (part for part in world.job.down(2) if part.name == "model")
+    values = [state.flat[f"part/{spec.name.replace('.', '/', 1)}"] for spec in part.tensors]
+    assert b"".join(bytes(tensor_bytes(value)) for value in values) == published(world, 1)
 
 
 async def until_words_are_due(each, round_=0):

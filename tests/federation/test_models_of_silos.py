@@ -88,3 +88,17 @@ def test_each_silo_keeps_a_signed_model_that_answers_for_new_patients(start, doc
         text = said("export", "--model", folders["east"], "--format", form, "--out", exported)
         assert "read again: answers differ by at most" in text
         assert exported.exists()
+
+    # The coordinator's folder has the model that both share.
+    config = str(running.federation.coordinator_config)
+    results = ["job", "results", job.name, "--config", config, "--out", str(tmp_path / "results")]
+    assert CliRunner().invoke(app, results).exit_code == 0
+    shared = tmp_path / "results" / "model"
+    assert "| feature 0 |  | -10 to 20 |" in said("show", "--model", shared)
+    told = said("predict", "--model", shared, "--data", tmp_path / "new.csv", "--out", out)
+    assert told == f"{out}: {len(rows) - 1:,} records\n"
+    own = load(shared).module.answers(data.held)
+    for row, answer in zip(csv.DictReader(out.open()), own.tolist(), strict=True):
+        assert float(row["p(malignant)"]) == pytest.approx(answer[0], abs=1e-5)
+    exported = tmp_path / "shared"
+    said("export", "--model", shared, "--format", "torchscript", "--out", exported)

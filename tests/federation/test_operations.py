@@ -9,11 +9,13 @@ import json
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 from federation.conftest import TIMING
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.tasks.counting import flattened
+from staddle.bundle.trained import load
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
@@ -65,7 +67,13 @@ def check_tables(running, call, tmp_path):
     rows = [line for line in lines if line.startswith("│ 9 ")]
     assert f"{said['trained']['classes'][9]['records']:,}" in rows[0].split()
     arguments = ["job", "results", "two", "--config", str(running.federation.coordinator_config)]
-    assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "two")]).exit_code == 0
+    found = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "two")])
+    assert found.exit_code == 0
+    assert found.stderr == (
+        "no model among them: by method fedper, the values of classifier stay at silos; each silo"
+        " has its own model, in jobs/two/model of its folder\n"
+    )
+    assert not (tmp_path / "two" / "model").exists()
     with (tmp_path / "two" / "rounds.csv").open() as file:
         table = list(csv.DictReader(file))
     majority = [
@@ -81,6 +89,22 @@ def check_tables(running, call, tmp_path):
     final = report["final"]["trained"]
     assert np.array(final["confusion"]).sum() == report["final"]["tested"]
     assert final["measures"]["balanced_accuracy"] == report["final"]["balanced_trained"]
+
+
+def check_shared_model(running, path, told):
+    """The coordinator's folder: signed by it, and the values that each silo has at the end."""
+    assert told.splitlines()[-1] == str(path)
+    roster = running.federation.folder / "roster.json"
+    arguments = ["model", "verify", "--model", str(path), "--roster", str(roster)]
+    found = CliRunner().invoke(app, arguments).stdout
+    assert f"made by    coordinator coordinator of federation {running.federation.name}" in found
+    assert "signed by  coordinator (" in found
+    shared, kept = load(path), running.model(running.jobs[0], "north")
+    for part, module in shared.module.parts.items():
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, kept.parts[part][name])
+    reported = shared.description.reported
+    assert (reported.round, reported.silos, reported.measures.keys()) == (1, SILOS, {"accuracy"})
 
 
 def signed(running, name):
@@ -117,7 +141,12 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     call("results", "one", "--out", tmp_path / "far")
     assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["job.json", "rounds.csv"]
     arguments = ["job", "results", "one", "--config", str(running.federation.coordinator_config)]
-    assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "near")]).exit_code == 0
+    near = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "near")])
+    assert near.exit_code == 0
+    check_shared_model(running, tmp_path / "near" / "model", near.stdout)
+    again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "near")])
+    assert "no model among them: " in again.stderr
+    assert "near/model: exists already; move it away" in again.stderr
     with (tmp_path / "near" / "rounds.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["correct.trained"]) for row in rows] == [s["correct.trained"] for s in sums]
