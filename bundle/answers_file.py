@@ -30,6 +30,7 @@ from ..files.documents import unwritable
 from .trained import AnsweredRecords, TrainedModel
 
 DENSE, TABLE = ".npz", ".csv"
+RECORD, OUTSIDE = "record", "outside"  # columns that are not the model's
 # What spreadsheets compute; a number is none, nor is a single sign.
 FORMULA = re.compile(rf"(?!(?:{NUMBER.pattern})$)[=+@\t\r-].", re.DOTALL)
 # Whoever unpacks the archive gets files below one folder.
@@ -67,15 +68,24 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 def table_of(model: TrainedModel, piece: AnsweredRecords) -> dict[str, Sequence[Any]]:
     """The columns of a table with a line per record, by name: texts, and numbers as they are."""
     task, names = model.job.task, model.description.output_names
-    found: dict[str, Sequence[Any]] = {"record": piece.names}
+    found: dict[str, Sequence[Any]] = {RECORD: piece.names}
     if piece.decisions is not None and task.has_classes:
         found["predicted"] = [names[one] for one in piece.decisions.tolist()]
     elif piece.decisions is not None:
-        found |= dict(zip(names, piece.decisions.T.tolist(), strict=True))
-    found |= dict(zip(model.answer_names, piece.answers.flatten(1).T.tolist(), strict=True))
+        _add(found, names, piece.decisions.T.tolist())
+    _add(found, model.answer_names, piece.answers.flatten(1).T.tolist())
     if model.job.features:
-        found["outside"] = piece.outside
+        found[OUTSIDE] = piece.outside
     return found
+
+
+def _add(found: dict[str, Sequence[Any]], names: Iterable[str], columns: Iterable[Any]) -> None:
+    """Columns under their names, or with _ behind them where a column has that name already."""
+    for name, column in zip(names, columns, strict=True):
+        # A label may be called like a column of ours.
+        while name in found or name == OUTSIDE:
+            name += "_"  # noqa: PLW2901
+        found[name] = column
 
 
 def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords]) -> Iterator[int]:
@@ -87,7 +97,7 @@ def _lines(file: BinaryIO, model: TrainedModel, pieces: Iterable[AnsweredRecords
         if not file.tell():
             writer.writerow(map(_text, table))
         writer.writerows(map(_text, row) for row in zip(*table.values(), strict=True))
-        yield len(table["record"])
+        yield len(table[RECORD])
     text.detach()
 
 

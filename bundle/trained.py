@@ -1,11 +1,11 @@
 """A trained model that is loaded: verified, rebuilt by this machine's code, and tried."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from ..algorithms.data.features import Feature, beyond_range, range_faults, show
 from ..algorithms.data.new_records import NewRecords
 from ..algorithms.data.options import DataTable
 from ..algorithms.data.registry import KINDS
+from ..algorithms.data.rows import is_parquet
+from ..algorithms.data.sources.formats.csv_file import Csv
 from ..algorithms.job.foreign_code import Allowed, check_code
 from ..algorithms.job.job import DERIVED, Job, JobFile
 from ..algorithms.models.build import input_shape, vocabularies
@@ -64,6 +66,8 @@ class TrainedModel:
     folder: folder.VerifiedFolder
     job: Job
     module: Predictor
+    written: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, where it is another way than the contract's (``as_written``)."""
 
     def __repr__(self) -> str:
         """What a notebook shows."""
@@ -100,9 +104,25 @@ class TrainedModel:
         where = f"{self.folder.path / folder.DESCRIPTION}: contract"
         if kind is None:
             raise LocalError(f"{where}: unknown kind; load it with the release that made it")
+        # Said with a file, and not by the contract.
+        where += "".join(f", with {key} {value!r}" for key, value in self.written.items())
         there = dict.fromkeys(filter(kind.model_fields.__contains__, PATHS), Path("data"))
-        table = validate({**self.description.contract, **there}, kind, where)
+        table = validate({**self.description.contract, **self.written, **there}, kind, where)
         return table.agreed(self.job.features, self.module.learned)
+
+    def as_written(self, data: Path, **keys: str | None) -> Self:
+        """The model for a CSV file whose delimiter, decimal or encoding is not the contract's.
+
+        ``keys`` are those of a [data] table; None leaves that of the contract. LocalError for a
+        file, or a model, to which they do not apply.
+        """
+        given = {key: value for key, value in keys.items() if value is not None}
+        if not given:
+            return self
+        if not isinstance(self.contract, Csv) or is_parquet(data):
+            options = " and ".join(f"--{key}" for key in given)
+            raise LocalError(f"{data}: only CSV files are read by {options}; leave that out")
+        return replace(self, written=given)
 
     def answer(self, data: Path) -> Iterator[AnsweredRecords]:
         """The answers for a file or folder of new records, piece by piece.

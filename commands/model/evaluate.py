@@ -11,7 +11,7 @@ from ...errors import LocalError
 from ..console import printer
 from ..console.package_option import Packages
 from . import calibration_plot
-from .shown import ModelFolder, tables
+from .shown import DecimalMark, Delimiter, FileEncoding, ModelFolder, tables
 
 
 def evaluate(
@@ -28,6 +28,9 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Also a calibration plot, as .svg or .png."),
     ] = None,
+    delimiter: Delimiter = None,
+    decimal: DecimalMark = None,
+    encoding: FileEncoding = None,
     package: Packages = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="All figures as JSON.")] = False,
@@ -39,7 +42,9 @@ def evaluate(
     """
     if plot is not None:
         calibration_plot.check_name(plot)
-    trained = load(model, package or ())
+    trained = load(model, package or ()).as_written(
+        data, delimiter=delimiter, decimal=decimal, encoding=encoding
+    )
     found = measure(trained, data)
     if plot is not None and not found.curves:
         raise LocalError(

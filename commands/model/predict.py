@@ -12,7 +12,7 @@ from ...errors import LocalError
 from ...files.file_bounds import open_regular
 from ..console import printer
 from ..console.package_option import Packages
-from .shown import ModelFolder
+from .shown import DecimalMark, Delimiter, FileEncoding, ModelFolder
 
 AT_ONCE = 2**20  # bytes that are looked through for lines at a time
 
@@ -33,6 +33,9 @@ def predict(
             metavar="FILE", help="Where the answers go: .csv, or .npz with a class per position."
         ),
     ],
+    delimiter: Delimiter = None,
+    decimal: DecimalMark = None,
+    encoding: FileEncoding = None,
     package: Packages = None,
 ) -> None:
     """Ask a model about new records.
@@ -41,7 +44,9 @@ def predict(
     there once all records were answered; a record that is not of the contract is an error that
     names its line.
     """
-    trained = load(model, package or ())
+    trained = load(model, package or ()).as_written(
+        data, delimiter=delimiter, decimal=decimal, encoding=encoding
+    )
     screen, done = printer.Screen(err=True), 0
     with screen.progress(elapsed=True) as bars:
         bar = bars.add_task("records", total=_about(data), note="")

@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from ...algorithms.data.rows import Decimal, Encoding
 from ...bundle.description import Figures, Threshold
 from ...bundle.figure_tables import (
     CLASSES,
@@ -24,6 +25,20 @@ ModelFolder: TypeAlias = Annotated[
         metavar="FOLDER",
         help="The model's folder, such as jobs/<job>/model of a silo's state.",
     ),
+]
+
+Delimiter: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAR", help="Between two columns of a CSV file; default: the contract's."
+    ),
+]
+DecimalMark: TypeAlias = Annotated[
+    Decimal | None,
+    typer.Option("--decimal", help="Before the decimals of its numbers; default: the contract's."),
+]
+FileEncoding: TypeAlias = Annotated[
+    Encoding | None, typer.Option("--encoding", help="Of its text; default: the contract's.")
 ]
 
 

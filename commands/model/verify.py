@@ -1,16 +1,21 @@
 """``staddle model verify``: who made a model, and whether it is as it was made."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...bundle import folder
+from ...bundle.folder import VerifiedFolder
 from ...bundle.ledger_head import check_head, check_ledger
+from ...security.identity.roster import signers
 from ...security.ledger.audit import ledger_folder
+from ...security.log.tree_head import TreeHead
 from ..console import printer
 from ..ledger import roster_files
-from ..ledger.roster_files import Founders, RosterFiles, Threshold
+from ..ledger.roster_files import Founders, RosterFiles, Rosters, Threshold
+from ..ledger.show import Json
 from .shown import ModelFolder
 
 
@@ -25,6 +30,7 @@ def verify(
     ledger: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The silo's folder, 'state' or 'ledger'.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check a model's files, their signature and the ledger's head in it; exit code 1 if one fails.
 
@@ -40,27 +46,56 @@ def verify(
     if rosters.newest is not None:
         found.check_signer(rosters.newest)
     head = check_head(found)
-    origin = found.description.origin
-    printer.show(
-        f"files      as they were signed: {', '.join(folder.FILES)}",
-        f"made by    {origin.kind} {origin.name}"
-        + (f" of federation {origin.federation}" if origin.federation else ""),
-        f"job        {found.description.job.get('name')}, SHA-256 {found.description.job_digest}",
-    )
-    if found.signer is None:
-        printer.show("signature  none: a simulation has no keys")
-        return
-    signer = found.signer
-    printer.show(f"signed by  {signer.id} ({signer.organisation}), {signer.protocol_fingerprint}")
-    if head is not None:
-        printer.show(f"ledger     head of {head.size:,} records, root {head.root.hex()}")
-    if ledger is not None:
-        records = check_ledger(found, ledger_folder(ledger))
-        printer.show(f"           the ledger has {records:,} records by now, and grew from it")
-    if rosters.each:
-        printer.show(*rosters.vouchers.split("\n"))
+    records = None if ledger is None else check_ledger(found, ledger_folder(ledger))
+    if as_json:
+        printer.show_json(_document(found, head, records, rosters), indent=1)
     else:
-        printer.show(
+        printer.show(*_lines(found, head, records, rosters))
+
+
+def _document(
+    found: VerifiedFolder, head: TreeHead | None, records: int | None, rosters: Rosters
+) -> dict[str, Any]:
+    """What holds; a key is None where there is nothing of the kind."""
+    origin, signer = found.description.origin, found.signer
+    return {
+        "files": list(folder.FILES),
+        "maker": {"kind": origin.kind, "name": origin.name, "federation": origin.federation},
+        "job": found.description.job.get("name"),
+        "job_digest": found.description.job_digest,
+        "signer": signer
+        and {
+            "id": signer.id,
+            "organisation": signer.organisation,
+            "fingerprint": signer.protocol_fingerprint,
+        },
+        "head": head and {"records": head.size, "root": head.root.hex()},
+        "ledger": None if records is None else {"records": records},
+        # Version → founders who signed it.
+        "rosters": {each.version: signers(each, rosters.founders) for each in rosters.each},
+    }
+
+
+def _lines(
+    found: VerifiedFolder, head: TreeHead | None, records: int | None, rosters: Rosters
+) -> Iterator[str]:
+    origin, signer = found.description.origin, found.signer
+    whose = f" of federation {origin.federation}" if origin.federation else ""
+    yield f"files      as they were signed: {', '.join(folder.FILES)}"
+    yield f"made by    {origin.kind} {origin.name}{whose}"
+    yield f"job        {found.description.job.get('name')}, SHA-256 {found.description.job_digest}"
+    if signer is None:
+        yield "signature  none: a simulation has no keys"
+        return
+    yield f"signed by  {signer.id} ({signer.organisation}), {signer.protocol_fingerprint}"
+    if head is not None:
+        yield f"ledger     head of {head.size:,} records, root {head.root.hex()}"
+    if records is not None:
+        yield f"           the ledger has {records:,} records by now, and grew from it"
+    if rosters.each:
+        yield from rosters.vouchers.split("\n")
+    else:
+        yield (
             f"roster     none given: compare the fingerprint with the {origin.kind}'s, by telephone"
             " (protocol key of staddle keys show)"
         )

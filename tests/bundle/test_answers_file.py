@@ -4,11 +4,13 @@ import csv
 
 import numpy as np
 import pytest
+import torch
 from support.jobs import make_data, make_job
 from support.other_tasks import document, records
 from support.refusals import refused
-from support.trained_models import made, table_rows
+from support.trained_models import CSV, made, table_job, table_rows
 
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.bundle import answers_file
 from staddle.bundle.trained import load
@@ -131,3 +133,19 @@ def test_names_of_arrays_stay_below_a_folder(odd, tmp_path):
     with refused("cannot name an array of the file"):
         written(model, tmp_path / "new.npz", tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_label_may_be_called_like_a_column_of_ours(tmp_path):
+    names = ["record", "outside", "record_"]
+    model = {"name": "mlp", "input": [1, 1, 4], "classes": 3, "class_names": names}
+    job = table_job(task={"kind": "multilabel"}, model=model)
+    contract = {key: value for key, value in CSV.items() if key not in {"label", "classes"}}
+    truth = torch.tensor([[0, 1, 0], [1, 0, 1]] * 10)
+    data = Dataset(torch.zeros(20, 1, 1, 4), truth, class_names=tuple(names))
+    path = made(tmp_path / "model", job, data, {**contract, "labels": names})
+    (tmp_path / "new.csv").write_text("".join(new_rows(3)))
+    written(load(path), tmp_path / "new.csv", out := tmp_path / "out.csv")
+    header, first, *_ = csv.reader(out.open())
+    chances = [f"p({name})" for name in names]
+    assert header == ["record", "record_", "outside_", "record__", *chances, "outside"]
+    assert (first[0], first[-1]) == ("p0", "")

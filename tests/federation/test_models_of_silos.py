@@ -46,6 +46,11 @@ def test_each_silo_keeps_a_signed_model_that_answers_for_new_patients(start, doc
         # The head is one that the silo's ledger had.
         state = running.federation.state(silo)
         assert "and grew from it" in said("verify", "--model", folder, "--ledger", state)
+        given = ("--roster", roster, "--ledger", state, "--json")
+        found = json.loads(said("verify", "--model", folder, *given))
+        assert found["signer"]["id"] == found["maker"]["name"] == silo
+        assert found["ledger"]["records"] >= found["head"]["records"]
+        assert len(found["rosters"]) == 1
         another = SILOS[silo == SILOS[0]]
         with pytest.raises(LocalError, match=f"made by silo {silo}, not by"):
             said("verify", "--model", folder, "--roster", roster, "--silo", another)
