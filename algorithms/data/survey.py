@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...files.file_bounds import check_fits
 from .features import NUMBER, Feature
 from .rows import LONGEST_CELL, Decimal, Encoding, Rows, pointed, rows_of
 from .saved_set import SavedSet, open_saved, saved_folder
@@ -25,6 +26,8 @@ COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}")
 MOST_CATEGORIES = 20  # distinct texts; more are names or free text
 MOST_DISTINCT = 10_000  # texts of a column that are counted one by one
+ASKED_EVERY = 2**14  # records, after which the available memory is checked again
+NUMBER_BYTES = 16  # per number: as it is read, and once more for quantiles
 
 
 @dataclass
@@ -168,12 +171,13 @@ def survey(
     if path.is_dir() | (split is not None):
         return _survey_saved(open_saved(saved_folder(path, split)))
     with rows_of(path, delimiter, encoding) as rows:
-        return _read(rows, decimal)
+        return _read(path, rows, decimal)
 
 
 def _survey_saved(saved: SavedSet) -> TableSurvey:
     forms = dict(zip(saved.names, map(saved.form, saved.names), strict=True))
-    found = _read(saved.rows([name for name, form in forms.items() if form == "cell"]), ".")
+    cells = [name for name, form in forms.items() if form == "cell"]
+    found = _read(saved.folder, saved.rows(cells), ".")
     for column in found.columns:
         column.known = saved.class_names.get(column.name, ())
         form = forms[column.name]
@@ -183,13 +187,17 @@ def _survey_saved(saved: SavedSet) -> TableSurvey:
     return found
 
 
-def _read(rows: Rows, decimal: Decimal) -> TableSurvey:
+def _read(path: Path, rows: Rows, decimal: Decimal) -> TableSurvey:
     header = [name.strip() for name in next(rows)[1]]
     columns = tuple(Column(name, decimal) for name in header)
     ragged: list[int] = []
     records = 0
     for line, row in rows:
         records += 1
+        # A short file may unpack to many numbers.
+        if not records % ASKED_EVERY:
+            size = records * len(header) * NUMBER_BYTES
+            check_fits(path, size, f"the values of its first {records:,} records")
         # Its cells may stand under wrong names, so they are not counted.
         if len(row) != len(header):
             ragged.append(line)

@@ -12,7 +12,7 @@ from staddle.algorithms.data.sources.formats.images import Images
 from staddle.algorithms.method import initial_state
 from staddle.bundle import folder
 from staddle.bundle.description import Origin
-from staddle.bundle.making import ModelMaker
+from staddle.bundle.making import ModelMaker, output_names
 
 
 def test_thresholds_halve_test_records_by_another_secret_than_the_split(tmp_path):
@@ -42,3 +42,10 @@ def test_a_record_that_is_gone_costs_no_description(tmp_path):
     assert source.contract() == {"kind": "images"}  # and no path
     path = made(tmp_path / "model", job, data, source.contract())
     assert folder.read(path).description.measured.records == 12
+
+
+def test_classes_have_the_jobs_names_or_else_those_of_the_records():
+    named = make_job(model={"classes": 2, "class_names": ["no", "yes"]})
+    assert output_names(named, ("a", "b")) == ("no", "yes")
+    assert output_names(make_job(model={"classes": 2}), ("a", "b")) == ("a", "b")
+    assert output_names(make_job(model={"classes": 2})) == ("0", "1")

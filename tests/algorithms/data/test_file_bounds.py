@@ -18,7 +18,8 @@ import pytest
 from faults.memory import CSV, File, Y, archive, irregular, npy, refusal
 from PIL import Image
 
-from staddle.algorithms.data.sources.formats import npz
+from staddle.algorithms.data import survey as surveys
+from staddle.algorithms.data.sources.formats import labelled, npz
 from staddle.algorithms.data.sources.formats import table as tables
 from staddle.algorithms.data.sources.public import torchvision_sets
 from staddle.errors import LocalError
@@ -168,6 +169,22 @@ def test_a_csv_file_whose_values_do_not_fit(tmp_path, make_job, monkeypatch):
         f"{tmp_path / 'd.csv'}, holds 404 bytes: the values of its first 41 lines would take 640"
         " bytes" in why
     )
+
+
+def test_a_csv_file_whose_truths_do_not_fit(tmp_path, make_job, monkeypatch):
+    (tmp_path / "d.csv").write_text("id,v,y,z\n" + "somebody,1,0,1\n" * 100)
+    monkeypatch.setattr(labelled, "HELD_ASKED_EVERY", 200)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 2000)
+    why = read(tmp_path, make_job, **{**CSV, "label": None, "survival": ["y", "z"], "id": "id"})
+    assert "what is true of its first 30 lines, and their ids, would take 2,160 bytes" in why
+
+
+def test_a_survey_whose_values_do_not_fit(tmp_path, monkeypatch):
+    (tmp_path / "d.csv").write_text("v,y\n" + "1,0\n" * 100)
+    monkeypatch.setattr(surveys, "ASKED_EVERY", 10)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 1000)
+    with pytest.raises(LocalError, match="the values of its first 40 records would take 1,280"):
+        surveys.survey(tmp_path / "d.csv")
 
 
 def test_more_images_than_fit(tmp_path, make_job, monkeypatch):

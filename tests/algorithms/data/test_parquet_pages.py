@@ -18,12 +18,13 @@ from staddle.algorithms.data.parquet_pages import (
     check_pages,
     column_chunks,
 )
-from staddle.algorithms.data.rows import parquet_rows
+from staddle.algorithms.data.rows import parquet_rows, texts_of
 from staddle.algorithms.data.sources.formats.parquet import Parquet
 from staddle.errors import LocalError
 from staddle.files import file_bounds
 
 MANY = 10_000
+POOLS = []
 MEGABYTE = "x" * 2**20
 KEYS = {"kind": "parquet", "features": ["v"], "label": "y", "id": "patient"}
 WRITTEN = {"write_statistics": False, "store_schema": False, "compression": "zstd"}
@@ -33,6 +34,8 @@ WRITTEN = {"write_statistics": False, "store_schema": False, "compression": "zst
 def below(most):
     """Arrow takes at most so many bytes while the block runs."""
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    # Arrays give their memory back to it, after this block too.
+    POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:
         yield
@@ -72,6 +75,8 @@ def test_a_text_that_all_records_repeat_is_one_text(written):
     assert path.stat().st_size < 2000
     with below(20e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
         read(path)
+    texts = texts_of(path, "patient", repeated("a text"))
+    assert len(set(map(id, texts))) == 1
     # As a column that nobody uses it is not even read.
     with below(1e6):
         assert len(read(path, id=None).y) == MANY
@@ -94,10 +99,10 @@ def test_pages_that_unpack_to_more_than_the_memory(written, little):
     with below(0), refused("4,096 of its records would take 171,968,472 bytes of memory, 100,000,"):
         read(path)
     # As many bytes, but nobody holds all of them at once.
-    names = [f"{number:1000}" for number in range(MANY)]
+    names = [f"{number:1000}" for number in range(3 * MANY)]
     many = written(names, use_dictionary=False, data_page_size=2**16, write_batch_size=16)
     with below(50e6), parquet_rows(many) as found:
-        assert sum(1 for _ in found) == MANY + 1
+        assert sum(1 for _ in found) == 3 * MANY + 1
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
@@ -116,6 +121,16 @@ def test_a_list_of_millions_is_not_read(written):
     with below(1e6), parquet_rows(path) as found:
         cells = [row for _, row in found]
     assert cells[1:] == [[name, "1", "0", "(list<element: double>)"] for name in "ab"]
+
+
+def test_a_name_that_means_a_list_too_is_not_read(written):
+    """pyarrow takes a name for all that is below it, too."""
+    path = written(["a"])
+    columns = {"s.x": [1.0, 2.0], "s": [{"x": [0.0] * 2**20}, {"x": []}]}
+    parquet.write_table(pa.table(columns), path, **WRITTEN)
+    with below(1e6), parquet_rows(path) as found:
+        cells = [row for _, row in found]
+    assert [row[0] for row in cells] == ["s.x", "(double)", "(double)"]
 
 
 def test_metadata_larger_than_the_memory(written, monkeypatch):
@@ -143,7 +158,7 @@ def test_files_as_others_write_them(written, version, compression, dictionary):
 SIZES = b"\x15\x00\x15\x0a\x15\x0a"  # a data page of five bytes
 
 
-def needs(header, start=0, length=None, kind="BYTE_ARRAY"):
+def needs(header, start=0, length=None, kind="BYTE_ARRAY", shared=True):
     """What is refused of a column whose only page has this header; five bytes follow."""
     data = header + bytes(5)
     fields = {DATA_PAGES: start, LENGTH: len(data) if length is None else length}
@@ -151,7 +166,7 @@ def needs(header, start=0, length=None, kind="BYTE_ARRAY"):
     schema = SimpleNamespace(column=lambda _: leaf)
     file, chunks = BytesIO(data), [[Struct(Path("bomb"), fields)]]
     with pytest.raises(LocalError) as caught:
-        check_pages(Path("bomb"), file, chunks, schema, {0: True}, 4096)
+        check_pages(Path("bomb"), file, chunks, schema, {0: shared}, 4096)
     return str(caught.value)
 
 
@@ -159,6 +174,12 @@ def test_entries_of_a_dictionary_are_counted(little):
     # Two billion entries in five bytes.
     entries = b"\x4c\x15\xfe\xff\xff\xff\x0f\x15\x00\x00\x00"
     assert "would take 274,877,906,8" in needs(b"\x15\x04\x15\x0a\x15\x0a" + entries)
+
+
+def test_texts_that_are_not_shared_are_counted_by_record(little):
+    # An entry of 10,000 bytes, such as of a decimal.
+    header = b"\x15\x04\x15\xa0\x9c\x01\x15\x0a\x00"
+    assert "4,096 of its records would take 163,9" in needs(header, shared=False)
 
 
 def test_a_page_of_numbers_claims_what_it_may(little):

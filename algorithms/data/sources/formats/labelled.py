@@ -9,6 +9,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from .....errors import LocalError
+from .....files.file_bounds import check_fits
 from ...features import NUMBER
 from ...options import DataTable, Names
 from ...rows import LONGEST_CELL, Reading
@@ -25,6 +27,8 @@ from ...rows import LONGEST_CELL, Reading
 # fits int64; record_checks rejects classes out of range
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
 MOST_LISTED = 20  # names of columns, in an error
+TRUTH_BYTES = 32  # per number of what is true: float64, as an array, and of both sides of the split
+HELD_ASKED_EVERY = 2**25  # bytes, after which the available memory is checked again
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +138,20 @@ class Labelled(DataTable):
         # class numbers and targets.
         y, reader = array("d"), self._reader
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
-        records = 0
+        records = held = checked = 0
         for line, cells in self.cells(self.rows(), self.used):
             take(line, cells)
             y.extend(reader(self, line, name, cells[name]) for name in self.truths)
             for name, column in texts.items():
                 column.append(_text(self, line, name, cells[name]))
+                held += len(column[-1])
             records += 1
+            # A short file may unpack to long texts, or to many numbers.
+            held += TRUTH_BYTES * len(self.truths)
+            if held >= checked + HELD_ASKED_EVERY:
+                checked = held
+                what = f"what is true of its first {records:,} {self.counted}s, and their ids,"
+                check_fits(Path(self.where), held, what)
         dtype = np.float32 if reader is _measured else np.int64
         shape = (records, *map(len, filter(None, (self.labels, self.survival))))
         # What float32 cannot hold becomes infinity, which record_checks finds.
