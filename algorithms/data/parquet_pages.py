@@ -19,9 +19,9 @@ from ...errors import LocalError
 from ...files.file_bounds import check_fits
 from .compact_structs import Struct, damaged, read_struct
 
-# From the file's metadata to a column chunk, and where that is.
+# From the file's metadata to a column chunk, and what that says.
 ROW_GROUPS, COLUMNS, CHUNK = 4, 1, 3
-LENGTH, DATA_PAGES, DICTIONARY_PAGE = 7, 9, 11
+CODEC, COUNT, LENGTH, DATA_PAGES, DICTIONARY_PAGE = 4, 5, 7, 9, 11
 # Kinds of pages, and the fields of PageHeader that have more of each.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
 KIND, SIZE, STORED = 1, 2, 3
@@ -29,9 +29,12 @@ MORE = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
 VALUES, ENCODING = 1, {DATA: 2, DICTIONARY: 2, DATA_V2: 4}
 # Lengths in these are packed: few bytes may say billions of values, or repeat one without end.
 UNBOUNDED = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
+# Those that pyarrow unpacks by itself, too.
+CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 GROWS = 4  # bytes per byte of a page: unpacked, copied as an array, and as texts of Python
 ENTRY_BYTES = 64  # per entry of a dictionary
+BATCH_BYTES = 2**26  # of the longest entries of dictionaries, one per record that is read at once
 FOOTER_GROWS = 256  # bytes per byte of the file's metadata, at most
 TAIL = 8  # bytes at a file's end: the length of the metadata before them, and PAR1
 FIX = "free memory, write it again with smaller pages and row groups, or ask where it comes from"
@@ -41,12 +44,31 @@ Chunks: TypeAlias = list[list[Struct]]  # by row group and column
 
 @dataclass(frozen=True)
 class ParquetPage:
-    """What a header says of its page; ``size`` is in bytes, once it is unpacked."""
+    """What a header says of its page, which has ``size`` bytes once it is unpacked.
+
+    ``stored`` bytes begin at ``place``, packed by the ``codec`` of its chunk.
+    """
 
     kind: int
     size: int
     values: int
     encoding: int
+    codec: int
+    place: int
+    stored: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory for it: where it is not packed, for the stored bytes."""
+        return max(self.size, self.stored)
+
+
+@dataclass(frozen=True)
+class _ColumnNeed:
+    """Bytes that a column takes: of its pages, and of the longest value of a record."""
+
+    pages: int
+    value: int
 
 
 def column_chunks(path: Path, file: BinaryIO) -> Chunks:
@@ -65,33 +87,39 @@ def column_chunks(path: Path, file: BinaryIO) -> Chunks:
     return [[own.struct(CHUNK) for own in group.structs(COLUMNS)] for group in groups]
 
 
-def check_pages(
+def records_at_once(
     path: Path,
     file: BinaryIO,
     chunks: Chunks,
     schema: Any,
     columns: Mapping[int, bool],
-    at_once: int,
-) -> None:
-    """LocalError where ``at_once`` records of these columns would not fit the memory.
+    most: int,
+) -> int:
+    """How many records of these columns can be read at once, at most so many.
 
     ``columns`` are places in pyarrow's ``schema`` of the file, none of which repeats within a
-    record; True for one that is read as a dictionary, so that records share their texts. LocalError
-    also for damaged headers, and for encodings whose size nothing says.
+    record; True for one that pyarrow keeps as a dictionary, for the whole file. LocalError where
+    their pages would not fit the memory, for damaged headers, and for encodings whose size nothing
+    says.
     """
-    needed = 0
-    for place, shared in columns.items():
-        pages = _pages(path, file, chunks, place)
-        needed += _column_bytes(path, schema.column(place), pages, at_once, shared=shared)
-    check_fits(path, needed, f"{at_once:,} of its records", FIX)
+    needs = [
+        _need(path, file, schema.column(place), _pages(path, file, chunks, place), most, kept=kept)
+        for place, kept in columns.items()
+    ]
+    value = sum(need.value for need in needs)
+    records = max(1, min(most, BATCH_BYTES // max(1, value)))
+    needed = sum(need.pages for need in needs) + records * value
+    check_fits(path, needed, f"{records:,} of its records", FIX)
+    return records
 
 
-def _column_bytes(
-    path: Path, leaf: Any, pages: Iterable[ParquetPage], at_once: int, *, shared: bool
-) -> int:
-    """Bytes that so many records of a column take while they are read."""
+def _need(
+    path: Path, file: BinaryIO, leaf: Any, pages: Iterable[ParquetPage], most: int, *, kept: bool
+) -> _ColumnNeed:
+    """What a column takes while ``most`` of its records are read at once."""
     begun: Counter[int] = Counter()
-    largest = dictionary = row = 0
+    largest = longest = row = 0
+    texts = leaf.physical_type == "BYTE_ARRAY"
     for page in pages:
         if page.encoding in UNBOUNDED:
             raise LocalError(
@@ -99,24 +127,43 @@ def _column_bytes(
                 " which can unpack to any size; write the file again with dictionaries or PLAIN,"
                 " as pandas does"
             )
-        own = page.size * GROWS
+        own = page.bytes * GROWS
         if page.kind == DICTIONARY:
             # Room for all entries that it claims is taken before the first is read.
             own += page.values * ENTRY_BYTES
-            dictionary = max(dictionary, page.size)
+            check_fits(path, own, f"a dictionary of column {leaf.name!r}", FIX)
+            longest = max(longest, _longest(file, page) if texts and not kept else 0)
         largest = max(largest, own)
-        begun[row // at_once] += own
+        begun[row // most] += own
         row += page.values * (page.kind != DICTIONARY)
 
-    if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
-        return 2 * largest + at_once * int(leaf.length) * GROWS
-    # A page of numbers and its dictionary: single values are small.
-    if leaf.physical_type != "BYTE_ARRAY":
-        return 2 * largest
+    # A page of numbers and its dictionary: single values are small, or of a declared width.
+    if not texts:
+        fixed = leaf.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        return _ColumnNeed(2 * largest, int(leaf.length) * GROWS * fixed)
+    if kept:
+        return _ColumnNeed(begun.total() + largest, 0)
     # The pages that begin in a batch, wherever that begins, and the one that began before it.
     begins = max((begun[place] + begun[place + 1] for place in list(begun)), default=0)
-    # Without sharing, each record may be the longest entry.
-    return begins + largest + at_once * dictionary * GROWS * (not shared)
+    return _ColumnNeed(begins + largest, longest * GROWS)
+
+
+def _longest(file: BinaryIO, page: ParquetPage) -> int:
+    """Bytes of a dictionary's longest text, which every record may repeat; at most all of it."""
+    import pyarrow as pa  # noqa: PLC0415 - installed for those who have such files
+
+    file.seek(page.place)
+    data = file.read(page.stored)
+    if page.codec in CODECS and page.size:
+        data = pa.decompress(data, page.size, CODECS[page.codec], asbytes=True)
+    elif page.codec:
+        return page.bytes
+    # Each text comes after its length.
+    at = longest = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return min(longest, page.bytes)
 
 
 def _pages(path: Path, file: BinaryIO, chunks: Chunks, place: int) -> Iterator[ParquetPage]:
@@ -132,18 +179,18 @@ def _pages(path: Path, file: BinaryIO, chunks: Chunks, place: int) -> Iterator[P
         end = start + group[place].number(LENGTH)
         if end > whole:
             raise damaged(path, "names pages beyond its end")
-        file.seek(start)
-        while file.tell() < end:
-            yield _page(path, file)
+        # As pyarrow: there may be no page of no values.
+        while start < end and group[place].number(COUNT):
+            file.seek(start)
+            page = _page(path, file, group[place].number(CODEC))
+            start = page.place + page.stored
+            yield page
 
 
-def _page(path: Path, file: BinaryIO) -> ParquetPage:
-    """The next page; the file stands behind it afterwards."""
+def _page(path: Path, file: BinaryIO, codec: int) -> ParquetPage:
+    """The page whose header begins here."""
     header = read_struct(path, file)
     kind, size, stored = map(header.number, (KIND, SIZE, STORED))
     more = header.struct(MORE.get(kind, 0))
-    file.seek(stored, os.SEEK_CUR)
-    # Of pages that are not compressed, the stored bytes are read.
-    return ParquetPage(
-        kind, max(size, stored), more.number(VALUES), more.number(ENCODING.get(kind, 0))
-    )
+    values, encoding = more.number(VALUES), more.number(ENCODING.get(kind, 0))
+    return ParquetPage(kind, size, values, encoding, codec, file.tell(), stored)

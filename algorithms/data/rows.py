@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 from ...errors import LocalError, reason
 from ...files.file_bounds import check_fits, open_regular
-from .parquet_pages import check_pages, column_chunks
+from .parquet_pages import column_chunks, records_at_once
 
 Encoding: TypeAlias = Literal["utf-8", "latin-1", "cp1252", "utf-16"]
 Decimal: TypeAlias = Literal[".", ","]  # what stands before the decimals of a number
@@ -120,18 +120,10 @@ def parquet_rows(path: Path, used: Collection[str] | None = None) -> Iterator[Ro
     try:
         with open_regular(path) as opened:
             chunks = column_chunks(path, opened)
-            with ParquetFile(opened) as file:
-                columns = _cell_columns(file.metadata.schema, used)
-                # A text that records share is then one text, and not one per record.
-                texts = [
-                    name
-                    for name, place in columns.items()
-                    if file.metadata.schema.column(place).physical_type == "BYTE_ARRAY"
-                ]
-            how = {"read_dictionary": texts, "buffer_size": BUFFER, "metadata": file.metadata}
-            with ParquetFile(opened, **how) as file:
-                check = partial(check_pages, path, opened, chunks, file.metadata.schema)
-                yield _records(path, file, columns, check)
+            # Without a buffer, all of a column in a row group would be read.
+            with ParquetFile(opened, buffer_size=BUFFER) as file:
+                plan = partial(records_at_once, path, opened, chunks, file.metadata.schema)
+                yield _records(path, file, _cell_columns(file.metadata.schema, used), plan)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     except ArrowException as error:
@@ -158,16 +150,14 @@ def _cell_columns(schema: Any, used: Collection[str] | None) -> dict[str, int]:
 
 
 def _records(
-    path: Path, file: Any, columns: Mapping[str, int], check: Callable[[dict[int, bool], int], None]
+    path: Path, file: Any, columns: Mapping[str, int], plan: Callable[[dict[int, bool], int], int]
 ) -> Rows:
     fields = list(file.schema_arrow)
     yield 0, [field.name for field in fields]
-    at_once = max(1, min(AT_ONCE, CELLS_AT_ONCE // max(1, len(fields))))
-
     # Before anything is unpacked: a page of some bytes may claim gigabytes.
-    shared = {field.name for field in fields if hasattr(field.type, "index_type")}
-    places = {place: name in shared for name, place in columns.items()}
-    check(places, at_once)
+    kept = {field.name for field in fields if hasattr(field.type, "index_type")}
+    places = {place: name in kept for name, place in columns.items()}
+    at_once = plan(places, max(1, min(AT_ONCE, CELLS_AT_ONCE // max(1, len(fields)))))
     number = 0
     for batch in file.iter_batches(at_once, columns=[*columns]):
         found = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -13,10 +13,12 @@ from support.refusals import refused
 
 from staddle.algorithms.data.compact_structs import Struct
 from staddle.algorithms.data.parquet_pages import (
+    CODEC,
+    COUNT,
     DATA_PAGES,
     LENGTH,
-    check_pages,
     column_chunks,
+    records_at_once,
 )
 from staddle.algorithms.data.rows import parquet_rows, texts_of
 from staddle.algorithms.data.sources.formats.parquet import Parquet
@@ -70,13 +72,11 @@ def read(path, **keys):
     return Parquet(file=path, **KEYS | keys).read()
 
 
-def test_a_text_that_all_records_repeat_is_one_text(written):
+def test_a_text_that_all_records_repeat_takes_fewer_records_at_once(written, little):
     path = written(repeated(MEGABYTE))
     assert path.stat().st_size < 2000
-    with below(20e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
+    with below(90e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
         read(path)
-    texts = texts_of(path, "patient", repeated("a text"))
-    assert len(set(map(id, texts))) == 1
     # As a column that nobody uses it is not even read.
     with below(1e6):
         assert len(read(path, id=None).y) == MANY
@@ -87,9 +87,9 @@ def test_a_text_that_all_records_repeat_is_one_text(written):
         ]
 
 
-def test_values_of_a_fixed_width_cannot_be_shared(written, little):
+def test_values_of_a_fixed_width_take_fewer_records_at_once(written, little):
     path = written(repeated(MEGABYTE.encode(), pa.binary(2**20), 20).dictionary_decode())
-    with below(0), refused("4,096 of its records would take 17.* 100,000,000 are available; free"):
+    with below(90e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
         read(path)
 
 
@@ -99,10 +99,23 @@ def test_pages_that_unpack_to_more_than_the_memory(written, little):
     with below(0), refused("4,096 of its records would take 171,968,472 bytes of memory, 100,000,"):
         read(path)
     # As many bytes, but nobody holds all of them at once.
-    names = [f"{number:1000}" for number in range(3 * MANY)]
+    names = [f"{number:1000}" for number in range(4 * MANY)]
     many = written(names, use_dictionary=False, data_page_size=2**16, write_batch_size=16)
-    with below(50e6), parquet_rows(many) as found:
-        assert sum(1 for _ in found) == 3 * MANY + 1
+    with below(20e6), parquet_rows(many) as found:
+        assert sum(1 for _ in found) == 4 * MANY + 1
+
+
+def test_what_pyarrow_keeps_as_a_dictionary_counts_as_a_whole(written, little):
+    names = pa.array([f"{number:1000}" for number in range(4 * MANY)]).dictionary_encode()
+    path = written(names, use_dictionary=False, store_schema=True)
+    with below(0), refused("4,096 of its records would take 171,4"):
+        read(path)
+
+
+def test_cells_of_a_dictionary_share_their_text():
+    texts = texts_of(Path("some.arrow"), "patient", repeated("a text"))
+    assert texts == ["a text"] * MANY
+    assert len(set(map(id, texts))) == 1
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
@@ -158,28 +171,31 @@ def test_files_as_others_write_them(written, version, compression, dictionary):
 SIZES = b"\x15\x00\x15\x0a\x15\x0a"  # a data page of five bytes
 
 
-def needs(header, start=0, length=None, kind="BYTE_ARRAY", shared=True):
+def needs(header, start=0, length=None, kind="BYTE_ARRAY", codec=0):
     """What is refused of a column whose only page has this header; five bytes follow."""
     data = header + bytes(5)
-    fields = {DATA_PAGES: start, LENGTH: len(data) if length is None else length}
+    size = len(data) if length is None else length
+    fields = {DATA_PAGES: start, LENGTH: size, COUNT: 1, CODEC: codec}
     leaf = SimpleNamespace(name="v", physical_type=kind, length=0)
     schema = SimpleNamespace(column=lambda _: leaf)
     file, chunks = BytesIO(data), [[Struct(Path("bomb"), fields)]]
     with pytest.raises(LocalError) as caught:
-        check_pages(Path("bomb"), file, chunks, schema, {0: shared}, 4096)
+        records_at_once(Path("bomb"), file, chunks, schema, {0: False}, 4096)
     return str(caught.value)
 
 
 def test_entries_of_a_dictionary_are_counted(little):
     # Two billion entries in five bytes.
     entries = b"\x4c\x15\xfe\xff\xff\xff\x0f\x15\x00\x00\x00"
-    assert "would take 274,877,906,8" in needs(b"\x15\x04\x15\x0a\x15\x0a" + entries)
+    assert "bomb: a dictionary of column 'v' would take 137,438,953,4" in needs(
+        b"\x15\x04\x15\x0a\x15\x0a" + entries
+    )
 
 
-def test_texts_that_are_not_shared_are_counted_by_record(little):
-    # An entry of 10,000 bytes, such as of a decimal.
-    header = b"\x15\x04\x15\xa0\x9c\x01\x15\x0a\x00"
-    assert "4,096 of its records would take 163,9" in needs(header, shared=False)
+def test_a_dictionary_that_is_packed_otherwise_counts_as_one_text(little):
+    """LZ4 in Hadoop's form."""
+    header = b"\x15\x04\x15\x80\xc8\xd0\x07\x15\x0a\x00"  # eight megabytes
+    assert "bomb: 2 of its records would take 128,000,0" in needs(header, codec=5)
 
 
 def test_a_page_of_numbers_claims_what_it_may(little):
