@@ -10,7 +10,7 @@ import numpy as np
 from ..algorithms.data.features import Feature
 from ..algorithms.job.job import Job
 from ..algorithms.models.build import input_shape
-from .description import Description, Reported, Threshold
+from .description import Description, Reported, SplitSizes, Threshold
 from .figure_tables import (
     CLASSES,
     FIGURES,
@@ -29,6 +29,11 @@ COORDINATOR = (
     "The coordinator read what each silo uploaded",
     "The coordinator read sums over silos, and no silo's own upload",
 )  # by whether the job was blind
+USES = (
+    "Use it for records like those of the silos, prepared as the job says.",
+    "Use it for records like those of this silo: it was measured on no others.",
+)  # by whether the maker measured it
+WHOSE, COSTS = ("the silos", "this silo"), ("a", "the")
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!"})
 
 
@@ -65,8 +70,7 @@ def table(columns: Row, rows: Iterable[Row]) -> Iterator[str]:
 def _head(description: Description, job: Job) -> Iterator[str]:
     origin = description.origin
     where = f" in federation {plain(origin.federation)}" if origin.federation else ""
-    at = "coordinator" if origin.kind == "coordinator" else "silo"
-    yield f"# Model of job {plain(job.name)} at {at} {plain(origin.name)}"
+    yield f"# Model of job {plain(job.name)} at {origin.role} {plain(origin.name)}"
     yield ""
     yield (
         f"A model for {job.task.kind}, trained by method {plain(job.method_name)} with"
@@ -92,11 +96,7 @@ def _use(description: Description, job: Job) -> Iterator[str]:
     yield f"- It predicts: {plain(_truth(description.contract) or job.task.kind)}"
     yield f"- It answers, for each record: {', '.join(map(plain, answers))}"
     yield ""
-    measured = (
-        "Use it for records like those of this silo: it was measured on no others."
-        if description.measured
-        else "Use it for records like those of the silos, prepared as the job says."
-    )
+    measured = USES[description.measured is not None]
     yield (
         f"{measured} Before anybody acts by it in the care of patients, it needs an evaluation of"
         " its own there, and whatever the law asks of such a device."
@@ -113,12 +113,7 @@ def _records(description: Description, job: Job) -> Iterator[str]:
     records = description.records
     yield "\n## Records\n"
     if records is not None:
-        held = f"held out {records.test:,} as a test"
-        yield f"The silo trained on {records.train:,} records and {held}."
-    if records is not None and records.train_by_class:
-        counts = map("{:,}".format, records.train_by_class)
-        rows = zip(description.output_names, counts, strict=False)
-        yield from table(["class", "training records"], rows)
+        yield from _sizes(records, description.output_names)
     if job.features:
         yield "Each record has these features, in this order:"
         columns = ["feature", "unit", "range", "subtracted", "divided by", "missing counts as"]
@@ -128,6 +123,13 @@ def _records(description: Description, job: Job) -> Iterator[str]:
     kind = description.contract.get("kind")
     shape = list(input_shape(job.model))
     yield f"\nRecords are read as kind {plain(str(kind))}, and have the shape {shape}."
+
+
+def _sizes(records: SplitSizes, names: Sequence[str]) -> Iterator[str]:
+    yield f"The silo trained on {records.train:,} records and held out {records.test:,} as a test."
+    if records.train_by_class:
+        counts = map("{:,}".format, records.train_by_class)
+        yield from table(["class", "training records"], zip(names, counts, strict=False))
 
 
 def _writing(contract: Mapping[str, Any]) -> str:
@@ -176,13 +178,13 @@ def _reported(reported: Reported | None) -> Iterator[str]:
     yield "Nobody measured this model; staddle model evaluate does, on labelled records."
     if reported is None or not reported.measures:
         return
-    noise = ", with noise" if reported.noised else ""
+    noise = ("", ", with noise")[reported.noised]
     yield (
         f"\n{len(reported.silos)} silos measured the model as it was before the last round, on"
         f" their own test records. They reported together{noise}:"
     )
-    rows = [[name_of(key), figure(value)] for key, value in reported.measures.items()]
-    yield from table(["figure", "value"], rows)
+    names, values = map(name_of, reported.measures), map(figure, reported.measures.values())
+    yield from table(["figure", "value"], zip(names, values, strict=True))
 
 
 def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
@@ -200,18 +202,19 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
 
 def _privacy(description: Description) -> Iterator[str]:
     yield "\n## Privacy\n"
-    spent, whose = description.privacy, "this silo" if description.measured else "the silos"
+    spent, own = description.privacy, description.measured is not None
     if spent is None:
         yield (
             "The job had no differential privacy: the model and the figures above may reveal"
-            f" something about single records of {whose}. Give them only to those who may know it."
+            f" something about single records of {WHOSE[own]}. Give them only to those who may know"
+            " it."
         )
         return
     yield (
-        f"The job cost a record of {'the' if description.measured else 'a'} silo's data set at most"
+        f"The job cost a record of {COSTS[own]} silo's data set at most"
         f" ε = {spent.epsilon:g} at δ = {spent.delta:g} (differential privacy)."
     )
-    if description.measured:
+    if own:
         yield (
             "The figures above are exact, and not covered: give them only to those who may know"
             " something about single records."

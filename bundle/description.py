@@ -28,6 +28,11 @@ class Origin(Strict):
     head: str = ""
     """The signed head of the silo's ledger when the model was made (C2SP tlog-checkpoint)."""
 
+    @property
+    def role(self) -> str:
+        """What the maker is: a silo, simulated or not, or a coordinator."""
+        return {"coordinator": "coordinator"}.get(self.kind, "silo")
+
 
 class Releases(Strict):
     """Versions of what made the model."""

@@ -5,7 +5,10 @@ contract says what the job says. It is the model of a silo that never took part,
 only where the published parts make all of a model, whatever stays at silos.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +80,11 @@ def shared_state(job: Job, published: Results) -> SiloState:
     # Whatever silos keep is unknown, and what depends on it becomes NaN.
     unknown = method.deliver(_forgotten(method, silo, begun), delivered, facts)
     answers = Predictor.of(job, silo, unknown).answers(trial_records(job))
-    if answers.isnan().any():
-        own = [
-            part for part, tensors in unknown.parts.items() if any(map(_unknown, tensors.values()))
-        ]
-        what = f"the values of {', '.join(sorted(own))} stay at silos" if own else "it answers NaN"
+    own = [name for name, tensors in unknown.parts.items() if any(map(_unknown, tensors.values()))]
+    if own and answers.isnan().any():
         raise LocalError(
-            f"by method {method.name}, {what}; each silo has its own model, in"
-            f" jobs/{job.name}/model of its folder"
+            f"by method {method.name}, the values of {', '.join(sorted(own))} stay at silos; each"
+            f" silo has its own model, in jobs/{job.name}/model of its folder"
         )
     return method.deliver(begun, delivered, facts)
 
@@ -96,11 +96,10 @@ def contract_of(job: Job) -> dict[str, Any]:
     """
     if not job.features:
         return {"kind": "npz"}
-    taken = {feature.name for feature in job.features}
-    names = output_names(job)
+    taken, names = list(map(attrgetter("name"), job.features)), output_names(job)
     truths: dict[str, dict[str, Any]] = {
         "classification": {"label": _apart("label", taken), "classes": names},
-        "multilabel": {"labels": [_apart(name, taken) for name in names]},
+        "multilabel": {"labels": list(map(partial(_apart, taken=taken), names))},
         "regression": {"target": _apart("target", taken)},
         "survival": {"survival": [_apart("time", taken), _apart("event", taken)]},
     }
@@ -110,7 +109,7 @@ def contract_of(job: Job) -> dict[str, Any]:
         )
     return {
         "kind": "csv",
-        "features": [feature.name for feature in job.features],
+        "features": taken,
         "categories": {own.name: own.categories for own in job.features if own.categories},
         **truths[job.task.kind],
     }
@@ -122,7 +121,7 @@ def _spent(job: Job) -> PrivacyCost | None:
     return None if spent is None else PrivacyCost(epsilon=spent.epsilon, delta=spent.delta)
 
 
-def _apart(name: str, taken: set[str]) -> str:
+def _apart(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name

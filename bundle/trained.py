@@ -38,6 +38,7 @@ from .predictor import Predictor
 
 PATHS = ("file", "folder")  # keys of a [data] table that a contract lacks
 NAMING = ("output_names", "job.model")  # keys of a description
+SAID = ", with {} {!r}"  # what is said of a file
 TRIAL_BYTES = 64  # per number of a record: two of them, and what a few layers make of them
 # Releases and machines round otherwise; a model that is computed otherwise is further off.
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -68,12 +69,13 @@ class TrainedModel:
     module: Predictor
     written: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, where it is another way than the contract's (``as_written``)."""
+    said: str = ""
+    """The same, as errors have it."""
 
     def __repr__(self) -> str:
         """What a notebook shows."""
         origin = self.description.origin
-        maker = "coordinator" if origin.kind == "coordinator" else "silo"
-        where = f"job {self.job.name!r}, {maker} {origin.name!r}"
+        where = f"job {self.job.name!r}, {origin.role} {origin.name!r}"
         return f"<{type(self).__name__} of {where}: {', '.join(self.answer_names)}>"
 
     @property
@@ -101,11 +103,9 @@ class TrainedModel:
     def contract(self) -> DataTable:
         """How records are read, with the constants that the silo took from the job."""
         kind = KINDS.get(str(self.description.contract.get("kind")))
-        where = f"{self.folder.path / folder.DESCRIPTION}: contract"
+        where = f"{self.folder.path / folder.DESCRIPTION}: contract{self.said}"
         if kind is None:
             raise LocalError(f"{where}: unknown kind; load it with the release that made it")
-        # Said with a file, and not by the contract.
-        where += "".join(f", with {key} {value!r}" for key, value in self.written.items())
         there = dict.fromkeys(filter(kind.model_fields.__contains__, PATHS), Path("data"))
         table = validate({**self.description.contract, **self.written, **there}, kind, where)
         return table.agreed(self.job.features, self.module.learned)
@@ -116,13 +116,11 @@ class TrainedModel:
         ``keys`` are those of a [data] table; None leaves that of the contract. LocalError for a
         file, or a model, to which they do not apply.
         """
-        given = {key: value for key, value in keys.items() if value is not None}
-        if not given:
-            return self
-        if not isinstance(self.contract, Csv) or is_parquet(data):
-            options = " and ".join(f"--{key}" for key in given)
+        given = {key: own for key, own in keys.items() if own is not None}
+        if given and (is_parquet(data) or not isinstance(self.contract, Csv)):
+            options = " and ".join(map("--{}".format, given))
             raise LocalError(f"{data}: only CSV files are read by {options}; leave that out")
-        return replace(self, written=given)
+        return replace(self, written=given, said="".join(map(SAID.format, given, given.values())))
 
     def answer(self, data: Path) -> Iterator[AnsweredRecords]:
         """The answers for a file or folder of new records, piece by piece.

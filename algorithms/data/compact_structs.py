@@ -10,22 +10,24 @@ process where these are damaged.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from ...errors import LocalError
 
 DEEPEST = 12  # structs and lists in each other: those of Parquet have eight
-BITS = {4: 16, 5: 32, 6: 64}  # of whole numbers, by type
 LONG_LIST = 15  # in a list's first byte: its length follows
+OTHERS = "has headers with fields of other types"
 
 Fields: TypeAlias = dict[int, Any]  # by number: whole numbers, structs and lists of these
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """The fields of a struct; texts and truth values are left out."""
+    """The fields of a struct; None for texts and truth values, which nobody needs here."""
 
     path: Path
     fields: Fields
@@ -33,28 +35,30 @@ class Struct:
     def number(self, field: int) -> int:
         """A whole number from 0 on, 0 where it is missing; LocalError for something else."""
         found = self.fields.get(field, 0)
-        if not isinstance(found, int) or found < 0:
-            raise damaged(self.path, "has a size that is none in its headers")
-        return found
+        if isinstance(found, int) and found >= 0:
+            return found
+        raise damaged(self.path, "has a size that is none in its headers")
 
     def struct(self, field: int) -> "Struct":
         """A struct, an empty one where it is missing; LocalError for something else."""
-        found = self.fields.get(field, {})
-        if not isinstance(found, dict):
-            raise damaged(self.path, "has headers with fields of other types")
-        return Struct(self.path, found)
+        return self._struct(self.fields.get(field, {}))
 
     def structs(self, field: int) -> "list[Struct]":
         """A list of structs, an empty one where it is missing; LocalError for something else."""
         found = self.fields.get(field, [])
-        if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
-            raise damaged(self.path, "has headers with fields of other types")
-        return [Struct(self.path, own) for own in found]
+        if isinstance(found, list):
+            return list(map(self._struct, found))
+        raise damaged(self.path, OTHERS)
+
+    def _struct(self, found: Any) -> "Struct":
+        if isinstance(found, dict):
+            return Struct(self.path, found)
+        raise damaged(self.path, OTHERS)
 
 
 def read_struct(path: Path, file: BinaryIO) -> Struct:
     """The struct that begins here; the file stands behind it afterwards. LocalError for none."""
-    return Struct(path, _CompactReader(path, file).fields(0))
+    return Struct(path, _CompactReader(path, file).fields())
 
 
 def damaged(path: Path, why: str) -> LocalError:
@@ -65,50 +69,50 @@ def damaged(path: Path, why: str) -> LocalError:
 class _CompactReader:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
+        self._depth = 0
+        # Those of each type of the protocol. True and false are types of their own.
+        self._readers: dict[int, Callable[[], Any]] = {
+            1: _nothing,
+            2: _nothing,
+            3: self._byte,
+            4: partial(self._whole, 16),
+            5: partial(self._whole, 32),
+            6: partial(self._whole, 64),
+            7: partial(self._pass, 8),
+            8: self._text,
+            9: self._list,
+            10: self._list,
+            12: self.fields,
+        }
 
-    def fields(self, depth: int) -> Fields:
+    def fields(self) -> Fields:
         found: Fields = {}
         number = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
-            before, number = number, number + step if step else self._whole(16)
+            before, number = number, number + (step or self._whole(16) - number)
             # Readers differ in what they make of a field that is there twice.
             if not before < number < 2**15:
                 raise damaged(self._path, "has headers whose fields are out of order")
-            # True and false are types.
-            value = None if kind in {1, 2} else self._value(kind, depth + 1)
-            if value is not None:
-                found[number] = value
+            found[number] = self._value(self._readers.get(kind))
         return found
 
-    def _value(self, kind: int, depth: int) -> Any:
-        """A whole number, a struct or a list; None for what is passed over."""
-        if depth > DEEPEST:
-            raise damaged(self._path, "has headers within headers")
-        match kind:
-            case 1 | 2 | 3:  # truth values of a list, and bytes
-                return self._byte() and None
-            case 4 | 5 | 6:
-                return self._whole(BITS[kind])
-            case 7:  # a number of eight bytes
-                self._pass(8)
-            case 8:  # a text, such as the smallest value of a page
-                self._pass(self._varint() & 0xFFFFFFFF)
-            case 9 | 10:  # a list or a set
-                return self._list(depth)
-            case 12:
-                return self.fields(depth)
-            case _:
-                raise damaged(self._path, "has headers with fields of other types")
-        return None
+    def _value(self, reader: Callable[[], Any] | None) -> Any:
+        self._depth += 1
+        if reader is None or self._depth > DEEPEST:
+            raise damaged(self._path, OTHERS)
+        value = reader()
+        self._depth -= 1
+        return value
 
-    def _list(self, depth: int) -> list[Any]:
+    def _list(self) -> list[Any]:
         head = self._byte()
         count, kind = head >> 4, head & 15
         if count == LONG_LIST:
             count = self._varint()
-        values = (self._value(kind, depth + 1) for _ in range(count))
-        return [value for value in values if value is not None]
+        # Truth values of a list take a byte each, as type 3 does.
+        reader = self._readers.get(max(kind, 3))
+        return [self._value(reader) for _ in range(count)]
 
     def _whole(self, bits: int) -> int:
         value = self._varint() & (1 << bits) - 1
@@ -124,6 +128,10 @@ class _CompactReader:
                 return value
         raise damaged(self._path, "has a number without an end in its headers")
 
+    def _text(self) -> None:
+        """A text is passed over, such as the smallest value of a page."""
+        self._pass(self._varint() & 0xFFFFFFFF)
+
     def _pass(self, count: int) -> None:
         self._file.seek(count, os.SEEK_CUR)
 
@@ -132,3 +140,7 @@ class _CompactReader:
         if not found:
             raise damaged(self._path, "ends within its headers")
         return found[0]
+
+
+def _nothing() -> None:
+    """Truth values are in the type itself."""

@@ -95,7 +95,7 @@ def records_at_once(
     columns: Mapping[int, bool],
     most: int,
 ) -> int:
-    """How many records of these columns can be read at once, at most so many.
+    """How many records of these columns can be read at once; ``most`` or fewer.
 
     ``columns`` are places in pyarrow's ``schema`` of the file, none of which repeats within a
     record; True for one that pyarrow keeps as a dictionary, for the whole file. LocalError where
@@ -154,7 +154,7 @@ def _longest(file: BinaryIO, page: ParquetPage) -> int:
 
     file.seek(page.place)
     data = file.read(page.stored)
-    if page.codec in CODECS and page.size:
+    if page.codec in CODECS:
         data = pa.decompress(data, page.size, CODECS[page.codec], asbytes=True)
     elif page.codec:
         return page.bytes

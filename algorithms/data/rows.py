@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias
 
@@ -139,8 +140,8 @@ def _cell_columns(schema: Any, used: Collection[str] | None) -> dict[str, int]:
     ``schema`` is Parquet's. A name means all that lies below it, in lists and columns of columns.
     """
     leaves = list(map(schema.column, range(len(schema))))
-    paths = [own.path.split(".") for own in leaves]
-    below = Counter(".".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1))
+    above = (accumulate(own.path.split("."), "{}.{}".format) for own in leaves)
+    below = Counter(chain.from_iterable(above))
     return {
         own.path: place
         for place, own in enumerate(leaves)
@@ -153,7 +154,7 @@ def _records(
     path: Path, file: Any, columns: Mapping[str, int], plan: Callable[[dict[int, bool], int], int]
 ) -> Rows:
     fields = list(file.schema_arrow)
-    yield 0, [field.name for field in fields]
+    yield 0, list(file.schema_arrow.names)
     # Before anything is unpacked: a page of some bytes may claim gigabytes.
     kept = {field.name for field in fields if hasattr(field.type, "index_type")}
     places = {place: name in kept for name, place in columns.items()}

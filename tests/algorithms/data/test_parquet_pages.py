@@ -1,6 +1,7 @@
 """Parquet files of some bytes that would unpack to gigabytes are refused before they do."""
 
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyarrow import parquet
 from support.refusals import refused
 
+from staddle.algorithms.data import parquet_pages
 from staddle.algorithms.data.compact_structs import Struct
 from staddle.algorithms.data.parquet_pages import (
     CODEC,
@@ -87,6 +89,16 @@ def test_a_text_that_all_records_repeat_takes_fewer_records_at_once(written, lit
         ]
 
 
+def test_the_longest_text_of_a_dictionary_counts(written, monkeypatch):
+    monkeypatch.setattr(parquet_pages, "BATCH_BYTES", 40_000)
+    path = written(["short", "n" * 1000, "short", ""], compression="none")
+    with path.open("rb") as file:
+        chunks, schema = column_chunks(path, file), parquet.ParquetFile(path).metadata.schema
+        plan = partial(records_at_once, path, file, chunks, schema)
+        assert plan({0: False}, 4096) == 10
+        assert plan({0: True}, 4096) == plan({1: False}, 4096) == 4096
+
+
 def test_values_of_a_fixed_width_take_fewer_records_at_once(written, little):
     path = written(repeated(MEGABYTE.encode(), pa.binary(2**20), 20).dictionary_decode())
     with below(90e6), refused(r"record 1, column 'patient': is longer than 4,096 characters"):
@@ -153,6 +165,14 @@ def test_metadata_larger_than_the_memory(written, monkeypatch):
         read(path)
     with path.open("rb") as file, refused("its metadata would take"):
         column_chunks(path, file)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+@pytest.mark.parametrize("names", [[], [""], [None]])
+def test_files_of_next_to_nothing(written, compression, names):
+    path = written(pa.array(names, pa.string()), compression=compression)
+    with parquet_rows(path) as found:
+        assert [row[0] for _, row in found] == ["patient", *([""] * len(names))]
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])

@@ -184,7 +184,7 @@ class Labelled(DataTable):
                 cells = {name: row[place] for name, place in places.items()}
                 if max(map(len, cells.values()), default=0) > LONGEST_CELL:
                     raise _too_long(self, line, cells)
-                yield line, {name: text.strip() for name, text in cells.items()}
+                yield line, dict(zip(cells, map(str.strip, cells.values()), strict=True))
 
 
 def _place(table: Labelled, header: list[str], name: str) -> int:
@@ -264,7 +264,7 @@ def parsed(table: Labelled, line: int, name: str, text: str, fix: str) -> float:
 
 
 def _too_long(table: Labelled, line: int, cells: Mapping[str, str]) -> LocalError:
-    name = next(name for name, text in cells.items() if len(text) > LONGEST_CELL)
+    name = max(cells, key=lambda name: len(cells[name]))
     why = f"is longer than {LONGEST_CELL:,} characters; correct it, or leave the record out"
     return fault(table, line, name, why)
 
