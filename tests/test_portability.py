@@ -1,18 +1,18 @@
 """Windows and macOS: what they lack is taken away, and what should run there runs.
 
-A process of its own hides it from Staddle, after the libraries were imported: those have builds for
-each system, and look for themselves.
+Processes of their own hide it from Staddle, after the libraries were imported: those have builds
+for each system, and look for themselves. One process imports them, and forks the others.
 """
 
 import ast
 import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from federation.fork_server import ForkServer
 from support.product_source import GENERATED, ROOT, sources
 
 from staddle.coordinator import server
@@ -30,11 +30,11 @@ NAMES = {
     "multiprocessing.context": ("ForkServerContext", "ForkContext"),
     "multiprocessing.reduction": ("DupFd",),
 }
-LIBRARIES = """
-import matplotlib.figure, mmap, multiprocessing.context, multiprocessing.reduction, numpy, opacus
-import opacus.accountants, scipy.special, sklearn.datasets, torch
-import torch.utils.data, torch._dynamo, torch.func, torch.multiprocessing
-"""
+LIBRARIES = (
+    *("matplotlib.figure", "mmap", "multiprocessing.context", "multiprocessing.reduction", "numpy"),
+    *("opacus", "opacus.accountants", "scipy.special", "sklearn.datasets", "torch"),
+    *("torch.utils.data", "torch._dynamo", "torch.func", "torch.multiprocessing"),
+)
 WINDOWS = """
 # As Microsoft documents it: a byte is locked for one file, or it is a PermissionError.
 import fcntl, types
@@ -48,7 +48,8 @@ msvcrt = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
 """
 HIDE = f"""
 import importlib, sys
-{LIBRARIES}
+for name in [name for name in sys.modules if name.partition(".")[0] == "staddle"]:
+    del sys.modules[name]  # what the process that forks this one imported of it
 {WINDOWS}
 sys.modules["msvcrt"] = msvcrt
 sys.modules.update(dict.fromkeys({MODULES!r}))
@@ -86,15 +87,28 @@ name = "fedavg"
 """
 
 
-def run(program, *arguments):
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """Forks processes that have imported all libraries, and nothing of Staddle's rooms."""
+    server = ForkServer(tmp_path_factory.mktemp("libraries"), LIBRARIES)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def run(libraries):
     """What a program prints that begins by hiding what Windows lacks."""
-    command = [sys.executable, "-P", "-c", HIDE + program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+    def printed(program, *arguments):
+        command = [sys.executable, "-P", "-c", HIDE + program, *map(str, arguments)]
+        done = libraries.run(command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return printed
 
 
-def test_every_module_is_imported_without_what_windows_lacks():
+def test_every_module_is_imported_without_what_windows_lacks(run):
     names = [
         ".".join(("staddle", *path.relative_to(ROOT).with_suffix("").parts))
         for path in sources()
@@ -106,15 +120,14 @@ def test_every_module_is_imported_without_what_windows_lacks():
     assert imported == "all\n"
 
 
-def test_a_simulation_runs_without_what_windows_lacks_and_comes_to_the_same(tmp_path):
+def test_a_simulation_runs_without_what_windows_lacks_and_comes_to_the_same(
+    tmp_path, libraries, run
+):
     (tmp_path / "tiny.toml").write_text(EXPERIMENT)
     command = ["simulate", str(tmp_path / "tiny.toml"), "--json", "--out"]
     program = "from staddle.commands.main import main\nmain()"
-    subprocess.run(
-        [sys.executable, "-P", "-c", program, *command, str(tmp_path / "here"), "--workers", "1"],
-        capture_output=True,
-        check=True,
-    )
+    here = [*command, str(tmp_path / "here"), "--workers", "1"]
+    libraries.run([sys.executable, "-P", "-c", program, *here]).check_returncode()
     there = json.loads(run(program, *command, tmp_path / "there"))
     assert [method["label"] for method in there["methods"]] == ["fedavg"]
     measures = [
@@ -124,7 +137,7 @@ def test_a_simulation_runs_without_what_windows_lacks_and_comes_to_the_same(tmp_
     assert measures[0] == measures[1] != b""
 
 
-def test_a_folder_is_locked_there_too(tmp_path):
+def test_a_folder_is_locked_there_too(tmp_path, run):
     program = """
 from staddle.security.log.lock import held, locked
 from pathlib import Path
@@ -143,7 +156,7 @@ print(held(folder))
     assert refused == f"{tmp_path}: another process runs with this folder; stop it first"
 
 
-def test_what_does_not_run_there_says_so(tmp_path):
+def test_what_does_not_run_there_says_so(tmp_path, run):
     (tmp_path / "tiny.toml").write_text(EXPERIMENT)
     program = """
 import asyncio
@@ -222,7 +235,7 @@ def test_the_accountant_is_bounded_where_the_system_says_what_it_takes(
     assert bounds.get(resource.RLIMIT_CPU, (30, 31)) == (30, 31)
 
 
-def test_the_file_for_auditors_runs_there():
+def test_the_file_for_auditors_runs_there(run):
     program = "import runpy\nsys.argv[1:] = ['--help']\n"
     program += f"runpy.run_path({str(ROOT / 'staddle_verify.py')!r}, run_name='__main__')"
     assert "roster.json" in run(program)

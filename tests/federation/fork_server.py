@@ -6,11 +6,11 @@ What a child runs is the shipped program, its ``__main__``; it pauses for moment
 gRPC is imported before a fork, never initialised. Linux: descriptors of processes.
 
 All who name one folder, in whatever process, share the server there, each over a connection of its
-own. A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over it, with two descriptors: of
-the daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}`` with a
-descriptor of the process, and ``{"code": 0}`` once it has ended. Who closes is answered
-``{"left": [4711]}``, and what it left is killed. When all have closed the server ends, and whatever
-descends from it.
+own. A launch sends ``{"arguments": ["-m", "staddle.silo", ...], "directory": "/tmp"}`` over it,
+with descriptors: of a line to its asker, of the daemon's standard error, and of its standard output
+where that is read. The asker gets ``{"pid": 4711}`` with a descriptor of the process, and
+``{"code": 0}`` once it has ended. Who closes is answered ``{"left": [4711]}``, and what it left is
+killed. When all have closed the server ends, and whatever descends from it.
 """
 
 import atexit
@@ -31,6 +31,7 @@ import tempfile
 import threading
 import weakref
 from pathlib import Path
+from types import ModuleType
 
 from staddle.proto.channel import require_tls13
 
@@ -119,13 +120,27 @@ class ForkServer:
             )
 
     def launch(self, command):
-        """Fork ``[sys.executable, "-P", ...]``."""
-        assert command[:2] == [sys.executable, "-P"], command
-        return Forked(self, command[2:])
+        """Fork ``[sys.executable, "-P", ...]``, and read its standard error."""
+        reading, writing = os.pipe()
+        forked = Forked(self, command, str(Path.cwd()), [writing])
+        os.close(writing)
+        forked.stderr = os.fdopen(reading, "rb")
+        return forked
 
-    def ask(self, arguments, descriptors):
-        """Ask for a child; its answer comes on the line, the second descriptor."""
-        socket.send_fds(self._control, [json.dumps({"arguments": arguments}).encode()], descriptors)
+    def run(self, command, cwd=None):
+        """What ``subprocess.run`` gives of the same command, with all that it writes as text."""
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as output:
+            files = [errors.fileno(), output.fileno()]
+            code = Forked(self, command, str(cwd or Path.cwd()), files).wait()
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode())
+        return subprocess.CompletedProcess(command, code, *texts)
+
+    def ask(self, message, descriptors):
+        """Ask for a child; its answer comes on the line, the first descriptor."""
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
     def tail(self):
         return self._log.read_text(errors="replace")
@@ -142,19 +157,21 @@ class ForkServer:
 
 
 class Forked:
-    """A process of the server's, as ``subprocess.Popen`` shows one."""
+    """A process of the server's, as ``subprocess.Popen`` shows one.
 
-    def __init__(self, server, arguments):
-        reading, writing = os.pipe()
+    ``written`` are the descriptors of its standard error and, where it is read, standard output.
+    """
+
+    def __init__(self, server, command, directory, written):
+        assert command[:2] == [sys.executable, "-P"], command
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        server.ask(arguments, [writing, theirs.fileno()])
-        os.close(writing)
+        message = {"arguments": command[2:], "directory": directory}
+        server.ask(message, [theirs.fileno(), *written])
         theirs.close()
         said, descriptors, _, _ = socket.recv_fds(self._line, BYTES, 1)
         assert said, f"the fork server has ended:\n{server.tail()}"
         self.pid = json.loads(said)["pid"]
         (self._descriptor,) = descriptors
-        self.stderr = os.fdopen(reading, "rb")
         self.returncode = None
 
     def poll(self):
@@ -196,7 +213,7 @@ class Server:
         self._ready.register(listening, selectors.EVENT_READ)
 
     def serve(self):
-        """Until all askers have left: None. In each child: the arguments of its program."""
+        """Until all askers have left: None. In each child: what was asked for."""
         while True:
             for key, _ in self._ready.select():
                 if key.fileobj is self._listening:
@@ -208,9 +225,9 @@ class Server:
                     continue
                 said, descriptors = b"", []
                 with contextlib.suppress(ConnectionResetError):  # it was killed
-                    said, descriptors, _, _ = socket.recv_fds(key.fileobj, BYTES, 2)
+                    said, descriptors, _, _ = socket.recv_fds(key.fileobj, BYTES, 3)
                 if said and self._fork(key.fileobj, *descriptors) == 0:
-                    return json.loads(said)["arguments"]
+                    return json.loads(said)
                 if not said and self._leaves(key.fileobj):
                     return None
 
@@ -232,12 +249,13 @@ class Server:
             (self._folder / "socket").unlink()
             return True
 
-    def _fork(self, control, errors, line):
+    def _fork(self, control, line, *written):
         asker = socket.socket(fileno=line)
         pid = os.fork()
         if pid == 0:
-            os.dup2(errors, 2)
-            for descriptor in (errors, *self._children):
+            for descriptor, stream in zip(written, (2, 1), strict=False):
+                os.dup2(descriptor, stream)
+            for descriptor in (*written, *self._children):
                 os.close(descriptor)
             connections = [other for _, other, _ in self._children.values()]
             watched = [key.fileobj for key in self._ready.get_map().values()]
@@ -246,7 +264,8 @@ class Server:
                     connection.close()
             self._ready.close()
             return pid
-        os.close(errors)
+        for descriptor in written:
+            os.close(descriptor)
         descriptor = os.pidfd_open(pid)
         self._children[descriptor] = pid, asker, control
         self._ready.register(descriptor, selectors.EVENT_READ)
@@ -268,6 +287,10 @@ def run(arguments):
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.modules["__main__"] = program = ModuleType("__main__")
+        exec(arguments[1], vars(program))
     else:
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
@@ -282,6 +305,7 @@ def run_alone(arguments):
         code = int(ended.code or 0)
     threading._shutdown()
     atexit._run_exitfuncs()
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
@@ -322,13 +346,14 @@ def main(folder, listening, preloaded):
     require_tls13()
     for name in preloaded:
         importlib.import_module(name)
-    if preloaded:
+    if sys.modules.keys() >= PAUSES.keys():  # the daemons were imported
         hurry()
         settle()
     server = Server(Path(folder), socket.socket(fileno=listening))
-    arguments = server.serve()
-    if arguments is not None:
-        run_alone(arguments)
+    asked = server.serve()
+    if asked is not None:
+        os.chdir(asked["directory"])
+        run_alone(asked["arguments"])
     # the session is ours: whatever was forked here, what that forked, and the server
     os.killpg(0, signal.SIGKILL)
 
