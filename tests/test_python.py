@@ -58,15 +58,13 @@ def test_the_page_names_them_and_no_others():
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
-def test_the_experiment_of_the_page_runs(tmp_path):
+def test_the_experiment_of_the_page_runs(tmp_path, fork_server):
     page = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     program, *others = blocks
     assert all(block.startswith("# not run here") for block in others)
     (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    run = fork_server.run([sys.executable, "-P", "program.py"], tmp_path)
     assert run.returncode == 0, run.stderr
     assert "fedper" in run.stdout
     assert (tmp_path / "digits-by-hand" / "results" / "summary.md").exists()

@@ -1,6 +1,5 @@
 """Experiments as objects: plain torch in, the file of ``staddle simulate`` out."""
 
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -244,31 +243,37 @@ PROGRAM = """
 """
 
 
-def program(tmp_path, **fields):
-    np.savez(tmp_path / "given.npz", x=DATA.x.numpy(), y=DATA.y.numpy())
-    file = tmp_path / "program.py"
-    text = textwrap.dedent(PROGRAM).replace("{width}", str(fields.get("width", 8)))
-    file.write_text(text.replace("{model}", fields["model"]))
-    command = [sys.executable, str(file), str(tmp_path / "given.npz"), str(tmp_path / "exp")]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def program(tmp_path, fork_server):
+    """Runs a program of a user's, with this model, in a process of its own."""
+
+    def run(model, width=8):
+        np.savez(tmp_path / "given.npz", x=DATA.x.numpy(), y=DATA.y.numpy())
+        file = tmp_path / "program.py"
+        text = textwrap.dedent(PROGRAM).replace("{width}", str(width))
+        file.write_text(text.replace("{model}", model))
+        given = [str(file), str(tmp_path / "given.npz"), str(tmp_path / "exp")]
+        return fork_server.run([sys.executable, "-P", *given])
+
+    return run
 
 
-def test_a_function_of_a_program_is_a_model(tmp_path):
+def test_a_function_of_a_program_is_a_model(program):
     """And the same program resumes, or says that another model is another experiment."""
-    first = program(tmp_path, model="net")
+    first = program("net")
     assert first.returncode == 0, first.stderr
     assert "fedper" in first.stdout
-    again = program(tmp_path, model="net")
+    again = program("net")
     assert again.returncode == 0, again.stderr
     assert "begins" not in again.stdout  # all of it was there
-    other = program(tmp_path, model="net", width=4)
+    other = program("net", width=4)
     assert other.returncode == 1
     assert "holds another run" in other.stderr
 
 
-def test_a_program_without_a_main_guard_runs_once(tmp_path):
+def test_a_program_without_a_main_guard_runs_once(program):
     """Worker processes do not run it again."""
-    found = program(tmp_path, model='"cnn-digits"')
+    found = program('"cnn-digits"')
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("begun") == 1
     assert "worker processes" in found.stdout

@@ -1,6 +1,7 @@
 """A federation of real processes for a notebook, and the operator's client."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,17 +9,24 @@ from support.jobs import make_data
 from support.refusals import refused
 
 import staddle
+from staddle.api import federation as federations
+from staddle.commands.federation.processes import ChildProcess
 from staddle.errors import RefusedError
 
 MODEL = {"name": "cnn-digits", "classes": 3}
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Two silos, and a job that ended well."""
+def begun(tmp_path_factory, fork_server):
+    """Two silos, and a job that ended well; each daemon is forked where torch is imported."""
     folder = tmp_path_factory.mktemp("local") / "federation"
     data = {"north": make_data(40, 1), "east": (make_data(30, 2).x, make_data(30, 2).y)}
-    with staddle.Federation.local(data=data, folder=folder) as federation:
+    forked = partial(ChildProcess, launch=fork_server.launch)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        staddle.Federation.local(data=data, folder=folder) as federation,
+    ):
+        patch.setattr(federations, "ChildProcess", forked)
         job = federation.submit("first", method="fedper", model=MODEL, rounds=2)
         yield federation, job, job.wait()
         pids = [daemon.pid for daemon in federation._daemons]
