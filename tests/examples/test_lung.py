@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from federation import forked_command
 from support.refusals import refused
 from typer.testing import CliRunner
 
@@ -121,10 +123,23 @@ def test_an_experiment_of_two_seeds_is_run_resumed_and_compared(installed, tmp_p
     assert "training.lr is 0.003 there and 0.004 here" in str(result.exception)
 
 
+@pytest.fixture
+def path(installed, tmp_path, fork_server):
+    """Its ``staddle`` is forked where torch is imported: the script starts thirty."""
+    program = f"import sys; sys.path.insert(0, {str(installed)!r})"
+    program += "; from staddle.commands.main import main; main()"
+    command = [sys.executable, "-IS", forked_command.__file__, str(fork_server.folder), program]
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "staddle"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o755)
+    folders = (str(script.parent), str(Path(sys.executable).parent), os.environ["PATH"])
+    return os.pathsep.join(folders)
+
+
 @pytest.mark.timeout(300)
-def test_the_script_runs_four_hospitals_blind(installed, tmp_path):
+def test_the_script_runs_four_hospitals_blind(path, tmp_path):
     """With fewer rounds than the example has, and without processes that read ahead."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     example = tmp_path / "example"
     shutil.copytree(EXAMPLE, example)
     text = (example / "job.toml").read_text()

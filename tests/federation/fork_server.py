@@ -352,6 +352,9 @@ def main(folder, listening, preloaded):
     server = Server(Path(folder), socket.socket(fileno=listening))
     asked = server.serve()
     if asked is not None:
+        # ours have noted where their files stood, and its own may be pipes
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
         os.chdir(asked["directory"])
         run_alone(asked["arguments"])
     # the session is ours: whatever was forked here, what that forked, and the server
