@@ -39,13 +39,13 @@ from staddle.silo.egress.witness import HEADS, Witness
 SILOS = ("north", "east")
 MIB = 1024 * 1024
 SECONDS = 40
-BIG = {"name": "glm", "classes": 500, "input": [1, 64, 64]}  # about 8 MB
+BIG = {"name": "ppfl-mlp", "classes": 10, "input": [1, 128, 128]}  # about 8 MB
 
 
 def records(seed):
     rng = torch.Generator().manual_seed(seed)
     return Dataset(
-        torch.randn(40, 1, 64, 64, generator=rng), torch.randint(0, 10, (40,), generator=rng)
+        torch.randn(40, 1, 128, 128, generator=rng), torch.randint(0, 10, (40,), generator=rng)
     )
 
 
