@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from .counting import Table
 # No sum of counts comes near it, and a few million such cells still add up within 64 bits.
 MOST_COUNT = 2**40  # as ``counting.LARGEST_COUNT``, which is a bound of floats
 LARGEST_SCORE = 8.0  # a probability of 0.99966
+
+# Bounded measures of classes [N, 3]: value, least and most.
+Rows: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -85,36 +88,38 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def auroc(scores: Table) -> Bounded | None:
-    """Area under the ROC curve from one class's histogram [2, bins]; records of a bin are ties.
+def auroc(scores: Table) -> Rows:
+    """Areas under ROC curves from histograms [K, 2, bins]; records of a bin are ties.
 
-    None unless there are records of the class and of others.
+    Of classes that have records and for which there are others, one row each.
     """
-    others, own = scores.astype(np.float64)
-    pairs = float(others.sum() * own.sum())
-    if not pairs:
-        return None
-    below = np.cumsum(others) - others
-    won, tied = float((own * below).sum()), float((own * others).sum())
-    return Bounded((won + tied / 2) / pairs, won / pairs, (won + tied) / pairs)
+    others, own = scores.astype(np.float64).swapaxes(0, 1)
+    pairs = others.sum(1) * own.sum(1)
+    below = np.cumsum(others, axis=1) - others
+    won, tied = (own * below).sum(1), (own * others).sum(1)
+    known = pairs > 0
+    found: Rows = np.stack([won + tied / 2, won, won + tied], axis=1)[known] / pairs[known, None]
+    return found
 
 
-def auprc(scores: Table) -> Bounded | None:
-    """Average precision from one class's histogram [2, bins]; records of a bin are ties.
+def auprc(scores: Table) -> Rows:
+    """Average precisions from histograms [K, 2, bins]; records of a bin are ties.
 
-    None unless there are records of the class.
+    Of classes that have records, one row each.
     """
     # From the highest score down: each bin is one threshold.
-    others, own = scores[:, ::-1].astype(np.float64)
-    if own.sum() == 0:
-        return None
-    before_own, before_others = np.cumsum(own) - own, np.cumsum(others) - others
+    others, own = scores[:, :, ::-1].astype(np.float64).swapaxes(0, 1)
+    before_own, before_others = np.cumsum(own, axis=1) - own, np.cumsum(others, axis=1) - others
     called = np.maximum(before_own + own + before_others + others, 1)
     value = own * (before_own + own) / called
     # In a bin the class's records stand before all others, or behind them.
     most = _precisions(before_own, own, before_others)
     least = _precisions(before_own, own, before_others + others)
-    return Bounded(*(float(part.sum() / own.sum()) for part in (value, least, most)))
+    records = own.sum(1)
+    known = records > 0
+    sums = np.stack([part.sum(1) for part in (value, least, most)], axis=1)
+    found: Rows = sums[known] / records[known, None]
+    return found
 
 
 def _precisions(
@@ -168,27 +173,29 @@ def _probability(share: float) -> float:
     return 1 / (1 + exp(-(2 * float(share) - 1) * LARGEST_SCORE))
 
 
-def calibration_error(scores: Table) -> Bounded | None:
-    """Expected calibration error of one class's histogram [2, bins].
+def calibration_error(scores: Table) -> Rows:
+    """Expected calibration errors from histograms [K, 2, bins].
 
     That is the mean distance, over records, of a bin's observed share from its mean probability,
-    which lies between its edges: the value takes the middle. None without records.
+    which lies between its edges: the value takes the middle. Of classes with records, one row each.
     """
-    others, own = scores.astype(np.float64)
+    others, own = scores.astype(np.float64).swapaxes(0, 1)
     records = others + own
-    everything = records.sum()
-    if not everything:
-        return None
+    everything = records.sum(1)
+    known = everything > 0
     # A bin without records has no share, and no weight.
     observed = own / np.maximum(records, 1)
-    edges = _edges(scores.shape[1])
+    weights = records / np.maximum(everything, 1)[:, None]
+    edges = _edges(scores.shape[2])
     low, high = observed - edges[1:], observed - edges[:-1]
     # An observed share between the edges may be the mean itself.
     least = np.maximum(np.maximum(low, -high), 0)
-    distances = (np.abs(low + high) / 2, least, np.maximum(np.abs(low), np.abs(high)))
+    most = np.maximum(np.abs(low), np.abs(high))
+    distances = (np.abs(low + high) / 2, least, most)
     # One order of adding, whatever the processor: reports are compared byte by byte.
-    sums = np.cumsum(records / everything * distances, axis=1)[:, -1]
-    return Bounded(*map(float, sums))
+    sums = [np.cumsum(weights * distance, axis=1)[:, -1] for distance in distances]
+    found: Rows = np.stack(sums, axis=1)[known]
+    return found
 
 
 def clipped(cells: Any, *, signed: bool = False) -> Table:
@@ -257,15 +264,10 @@ def of_scores(scores: Table) -> dict[str, Any]:
     ``scores`` [K, 2, bins] as in class_counting.py.
     """
     measures = {"auroc": auroc, "auprc": auprc, "calibration_error": calibration_error}
-    found = {}
-    for name, measure in measures.items():
-        own = [one for one in map(measure, scores) if one is not None]
-        if own:
-            found[name] = vars(_mean(own))
-    return found
+    rows = {name: measure(scores) for name, measure in measures.items()}
+    return {name: vars(_mean(own)) for name, own in rows.items() if len(own)}
 
 
-def _mean(measures: Sequence[Bounded]) -> Bounded:
-    rows = [(one.value, one.least, one.most) for one in measures]
+def _mean(rows: Rows) -> Bounded:
     # Sums of many fractions may miss 0 and 1 by their last bits.
     return Bounded(*map(float, np.mean(rows, axis=0).clip(0, 1)))
