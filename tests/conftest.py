@@ -11,8 +11,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,12 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 
 
-def pytest_collection_finish() -> None:
-    """Collected tests live to the end, so garbage collection need not scan them."""
-    gc.collect()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collected tests live to the end, so garbage collection need not scan them, nor what they
+    import.
+    """
+    gc.disable()
+    result = yield
     gc.freeze()
+    gc.enable()
     # what one test makes is small: to search it every 700 objects costs more than to let it wait
     gc.set_threshold(50_000, 20, 20)
+    return result
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,12 +1,12 @@
 """MONAI's networks as a job's model, in simulations by both engines and in private ones."""
 
 import sys
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from monai.networks import nets
 from pydantic import ValidationError
 from support.engines import check_engines_agree
 from support.jobs import make_data, make_job
@@ -51,6 +51,12 @@ UNET = {
 VIT = {"patch_size": 8, "hidden_size": 12, "mlp_dim": 16, "num_layers": 1, "num_heads": 2}
 SIZES = {"kernel_size": [3, [3, 1], 3], "strides": [1, 2, [2, 2]], "filters": [4, 8, 8]}
 PRIVATE = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2", "histogram_sigma": "1"}
+
+
+@pytest.fixture(scope="module")
+def nets():
+    """Imported late: each process that collects tests would take two seconds for it."""
+    return import_module("monai.networks.nets")
 
 
 def options(name, head="fc", shape=IMAGE, **further):
@@ -128,7 +134,7 @@ def test_what_training_does_is_found():
     assert (has_batch_norm(net), draws_randomly(net)) == (False, True)
 
 
-def test_a_networks_values_are_those_of_its_own_module():
+def test_a_networks_values_are_those_of_its_own_module(nets):
     parts = build(options("UNet", "model.2", **UNET["options"]), 7)
     whole = nets.UNet(spatial_dims=2, in_channels=1, out_channels=3, channels=(4, 8), strides=(2,))
     own = {f"extractor.{name}" for name in whole.state_dict() if not name.startswith("model.2")}
@@ -232,7 +238,7 @@ def test_no_values_are_fetched(name, further):
     ("name", "why"),
     [("Transchex", "downloads values"), ("TopologySearch", "in a time that grows")],
 )
-def test_networks_that_fetch_or_hang_whatever_the_options_are_not_made(name, why):
+def test_networks_that_fetch_or_hang_whatever_the_options_are_not_made(nets, name, why):
     with refused(f"model 'monai:{name}' .*{why}"):
         monai_builder(nets, f"monai:{name}")
 
@@ -314,7 +320,7 @@ def test_where_it_is_not_installed_the_error_has_the_command(monkeypatch):
         options("VNet")
 
 
-def test_it_is_imported_when_a_job_names_it(monkeypatch):
+def test_it_is_imported_when_a_job_names_it(nets, monkeypatch):
     """And not on torch's device "meta", though its user makes no values there."""
     monkeypatch.delitem(sys.modules, "monai.networks.nets.vnet")
     monkeypatch.delitem(sys.modules, "monai.networks.nets")
