@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from federation.conftest import start
 
+from staddle.bundle import measuring
 from staddle.silo import agent, plain_rounds
 from staddle.silo.blind import group_keys
 from staddle.silo.blind import round as blind
@@ -23,7 +24,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """The agent of this process pauses for moments only."""
+    """The agent of this process pauses for moments only, and resamples as few times as it may."""
+    monkeypatch.setattr(measuring, "RESAMPLES", measuring.FEWEST_RESAMPLES)
     monkeypatch.setattr(agent, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(agent, "FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", 0.02)

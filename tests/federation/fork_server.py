@@ -45,12 +45,14 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.coordinator.server",
     "staddle.silo.config",
     "staddle.silo.daemon",
+    "staddle.bundle.measuring",
     "staddle.algorithms.training.private_round",
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "cryptography.hazmat.backends",
 )
-PAUSES = {
+HURRIED = {
+    "staddle.bundle.measuring": {"RESAMPLES": 100},
     "staddle.silo.agent": {
         "FIRST_WAIT_SECONDS": 0.05,
         "LONGEST_WAIT_SECONDS": 0.05,
@@ -311,13 +313,14 @@ def run_alone(arguments):
 
 
 def hurry():
-    """In each child, what a daemon waits for by itself is a moment, and torch has one thread.
+    """In each child, what a daemon waits for by itself is a moment, intervals are those of the
+    fewest resamples, and torch has one thread.
 
     Threads that wait for one another take the processor from the other daemons.
     """
-    for name, pauses in PAUSES.items():
+    for name, constants in HURRIED.items():
         module = importlib.import_module(name)
-        for constant, value in pauses.items():
+        for constant, value in constants.items():
             assert hasattr(module, constant), f"{name} has no {constant}"
             setattr(module, constant, value)
     importlib.import_module("torch").set_num_threads(1)
@@ -346,7 +349,7 @@ def main(folder, listening, preloaded):
     require_tls13()
     for name in preloaded:
         importlib.import_module(name)
-    if sys.modules.keys() >= PAUSES.keys():  # the daemons were imported
+    if sys.modules.keys() >= HURRIED.keys():  # the daemons were imported
         hurry()
         settle()
     server = Server(Path(folder), socket.socket(fileno=listening))

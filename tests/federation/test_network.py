@@ -16,6 +16,7 @@ from support.ledgers import write_start
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import upload_items
+from staddle.bundle import measuring
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator import daemon as daemons
@@ -133,7 +134,7 @@ class Network:
 
 
 def impatient(monkeypatch):
-    """Pauses of moments only; what everybody logs from now on."""
+    """Pauses of moments only, and few resamples; what everybody logs from now on."""
     events = []
 
     def note(event, **fields):
@@ -149,6 +150,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(clients, "RECONNECT_MS", (50, 200))
+    monkeypatch.setattr(measuring, "RESAMPLES", measuring.FEWEST_RESAMPLES)
     return events
 
 
