@@ -37,6 +37,7 @@ from .baselines.fedavgm import FedAvgM
 from .baselines.fedbabu import FedBABU
 from .baselines.fedbn import FedBN
 from .baselines.fedclassavg import FedClassAvg
+from .baselines.fedcp import FedCP
 from .baselines.feddbe import FedDBE
 from .baselines.feddyn import FedDyn
 from .baselines.fedem import FedEM
@@ -86,6 +87,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "fedclassavg": FedClassAvg,
+    "fedcp": FedCP,
     "feddbe": FedDBE,
     "feddyn": FedDyn,
     "fedem": FedEM,

@@ -13,7 +13,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
 # in README
 ELSEWHERE = {"fedaims", "fedavg", "fedper", "fedsimsup", "fedssa", "local", "pfedsim", "ppfl"}
 # the options that the page names
-WITH = {"fedpac": {"variances": "pooled"}, "fedclassavg": {"contrast": 0.0}}
+WITH = {
+    "fedclassavg": {"contrast": 0.0},
+    "fedcp": {"lam": 0.0},
+    "fedpac": {"variances": "pooled"},
+}
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside the tests")
 

@@ -17,11 +17,11 @@ SIZE = 8  # of a batch
 SILOS = list("abcd")
 
 
-def uneven(method, options=None, fields=None, **training):
+def uneven(method, options=None, fields=None, model=None, **training):
     """A job of four silos, of which a round draws three, and their records: 11, 16, 21 and 26."""
     training = {"epochs": 2, "batch_size": SIZE, "lr": 0.2, **training}
     some = {"silos": SILOS, "participation": 0.75, "rounds": 5, **(fields or {})}
-    job = make_job(method, options, GLM, training, **some)
+    job = make_job(method, options, model or GLM, training, **some)
     assert len({job.cohort(round_) for round_ in range(job.rounds)}) > 1
     return job, make_shards(job, 11)
 
@@ -83,22 +83,28 @@ def trained(
 
     ``number`` is the place of the stage in its course.
     """
+    velocity, steps = zeros(), 0
+    lr = job.training.lr if lr is None else lr
+    for x, y in batches(job, shards, silo, round_, number):
+        step = own(theta, x, y)
+        if pull is not None:
+            step = step + pull
+        velocity = momentum * velocity + step
+        theta = theta - lr * velocity
+        steps += 1
+    return theta, steps
+
+
+def batches(job, shards, silo, round_, number=0):
+    """The pixels [B, 64] and classes [B] of each step of a stage, by all of its epochs."""
     data = shards[silo][0]
     x, y = data.x.double().numpy().reshape(len(data), -1), data.y.numpy()
     rng = stage_stream(job.method(), job, silo, round_, number)
-    velocity, steps = zeros(), 0
-    lr = job.training.lr if lr is None else lr
     for _ in range(job.training.epochs):
         order = permutation(rng, len(y))
         for start in range(0, len(y), SIZE):
             batch = order[start : start + SIZE]
-            step = own(theta, x[batch], y[batch])
-            if pull is not None:
-                step = step + pull
-            velocity = momentum * velocity + step
-            theta = theta - lr * velocity
-            steps += 1
-    return theta, steps
+            yield x[batch], y[batch]
 
 
 def check_close(found, expected, within=2e-5):

@@ -52,6 +52,8 @@ CASES = {
     "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"},
         ALMOST_ALL, [1, 2]),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedcp": ("fedcp", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedcp, by itself": ("fedcp", {"lam": 0}, MLP, ALMOST_ALL, [3]),
     "feddbe": ("feddbe", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "feddbe, by itself": ("feddbe", {"kappa": 9.0}, MLP, ALMOST_ALL, [3]),
     "fedem": ("fedem", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),

@@ -17,6 +17,7 @@ ANY = [name for name, method in METHODS.items() if not method.needs_classes]
 OPTIONS = {
     "fedala": {"start_epochs": 1},
     "fedavg-ft": {"tuning_epochs": 1},
+    "fedcp": {"lam": 0.5},
     "fedbabu": {"tuning_epochs": 1},
     "ditto": {"model_epochs": 2, "own_epochs": 2},
     "fedrep": {"head_epochs": 1, "extractor_epochs": 2},
@@ -46,8 +47,8 @@ def make(kind, method, **fields):
     return Job.from_file(JobFile.model_validate(whole), "test")
 
 
-def test_twenty_six_methods_run_any_task():
-    assert len(ANY) == 26
+def test_twenty_seven_methods_run_any_task():
+    assert len(ANY) == 27
     assert {"fedavg", "fedper", "pfedsim", "ditto", "local"} <= set(ANY)
 
 
