@@ -53,6 +53,7 @@ from .baselines.fedrep import FedRep
 from .baselines.fedrod import FedRoD
 from .baselines.fedyogi import FedYogi
 from .baselines.fml import FML
+from .baselines.gpfl import GPFL
 from .baselines.knn_per import KNNPer
 from .baselines.lg_fedavg import LGFedAvg
 from .baselines.moon import MOON
@@ -106,6 +107,7 @@ METHODS: dict[str, type[Method]] = {
     "fedssa": FedSSA,
     "fedyogi": FedYogi,
     "fml": FML,
+    "gpfl": GPFL,
     "knn-per": KNNPer,
     "lg-fedavg": LGFedAvg,
     "local": Local,

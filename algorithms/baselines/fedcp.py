@@ -86,7 +86,7 @@ class PolicyNetwork(nn.Module):
     def forward(self, condition: Tensor) -> Tensor:
         """r, in the shape of the conditions."""
         a: Tensor = self.norm(self.linear(condition.movedim(1, -1))).relu()
-        return a.unflatten(-1, (2, -1)).softmax(-2)[..., 0, :].movedim(-1, 1)
+        return a.reshape(*a.shape[:-1], 2, -1).softmax(-2)[..., 0, :].movedim(-1, 1)
 
 
 class ClientVector(nn.Module):

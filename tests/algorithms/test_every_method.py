@@ -116,6 +116,9 @@ CASES = {
     "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
     "fedyogi": Case(STEPPED, options={"server_lr": 0.05}),
     "fml": Case({0: ("meme sum.mean", "meme")}),
+    "gpfl": Case(
+        {0: (f"{EXTRACTOR[0][0]}, valve sum.mean, embeddings sum.mean",
+            "extractor, valve, embeddings")}),
     "knn-per": Case({**MODEL, 3: ("", "model")},
         not_private="a silo predicts by its own records as they are"),
     "lg-fedavg": Case({0: ("layers sum.mean", "layers")}),

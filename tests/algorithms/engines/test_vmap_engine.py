@@ -65,6 +65,7 @@ CASES = {
     "fedyogi": ("fedyogi", {"tau": 0.1}, {"norm": "group"}, ALMOST_ALL, [3]),
     "fedntd": ("fedntd", {"temperature": 2.0}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedamp": ("fedamp", {"sketch": 32}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "gpfl": ("gpfl", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "knn-per": ("knn-per", {"capacity": 12}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
     "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 1}, {"norm": "group"}, ALMOST_ALL, [4]),

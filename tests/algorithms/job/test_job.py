@@ -288,7 +288,7 @@ def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_jo
 
 
 NEED_EXTRACTOR = {"fedas", "fedbabu", "fedpac", "fedper", "fedproto", "fedrep", "fedsimsup"}
-NEED_EXTRACTOR |= {"feddbe", "fedgh", "lg-fedavg", "pfedfda", "pfedsim"}
+NEED_EXTRACTOR |= {"feddbe", "fedgh", "gpfl", "lg-fedavg", "pfedfda", "pfedsim"}
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
 
