@@ -59,6 +59,7 @@ from .baselines.lg_fedavg import LGFedAvg
 from .baselines.moon import MOON
 from .baselines.per_fedavg import PerFedAvg
 from .baselines.pfedfda import PFedFDA
+from .baselines.pfedhn import PFedHN
 from .baselines.pfedme import PFedMe
 from .baselines.scaffold import Scaffold
 from .method import Method, Setting
@@ -114,6 +115,7 @@ METHODS: dict[str, type[Method]] = {
     "moon": MOON,
     "per-fedavg": PerFedAvg,
     "pfedfda": PFedFDA,
+    "pfedhn": PFedHN,
     "pfedme": PFedMe,
     "pfedsim": PFedSim,
     "ppfl": PPFL,

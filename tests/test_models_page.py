@@ -23,13 +23,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/")
 
 
+# what an error of the method says to set
+OTHERWISE = {"fedsimsup": {"supervisor": "mlp"}, "pfedhn": {"hidden": 4}}
+
+
 def works(method, name, norm):
     """In some job: one that draws half of its silos, or one that draws all."""
     fields, model = {"silos": list("abcdefgh")}, {"name": name, "norm": norm, "classes": 10}
     if NETWORKS[name].dense:
         fields["task"] = {"kind": "segmentation"}
     for participation in (1.0, 0.5):
-        for options in ({}, {"supervisor": "mlp"}) if method == "fedsimsup" else ({},):
+        for options in ({}, OTHERWISE[method]) if method in OTHERWISE else ({},):
             with contextlib.suppress(LocalError):
                 fields["participation"] = participation
                 make_job(method, options, model=model, **fields).document()

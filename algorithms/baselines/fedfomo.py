@@ -60,15 +60,20 @@ from torch import Tensor, nn
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
-from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results, Value
+from ..exchange.delivery import (
+    LARGEST_STATE,
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Results,
+    Value,
+)
 from ..exchange.parts import DTYPES, Contribution, Each, Kind, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL, logits, names, taken, with_second_models
 from ..numerics.streams import raw, stream, uniform
 
 START = "start"  # the copy of the model that is θ_i
-# bytes of models that the coordinator keeps: its database takes 10^9 in one piece
-LARGEST_STATE = 950_000_000
 
 
 class FedFomoOptions(Strict):

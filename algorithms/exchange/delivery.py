@@ -12,6 +12,10 @@ from .parts import Tensors, TensorSpec
 CoordinatorState: TypeAlias = Mapping[str, Tensor]
 
 
+# bytes of a CoordinatorState: the coordinator's database takes 10^9 in one piece
+LARGEST_STATE = 950_000_000
+
+
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
 
 

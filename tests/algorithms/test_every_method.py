@@ -136,6 +136,8 @@ CASES = {
         },
         not_private=PROTOTYPES,
     ),
+    "pfedhn": Case({0: ("change each", "model")}, options={"hidden": 20},
+        not_blind=r"part 'change' \(whole_model\) crosses by 'each' .* no blind form: choose"),
     "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR,
         not_private="its inner steps are taken on a whole batch"),
     "pfedsim": Case(

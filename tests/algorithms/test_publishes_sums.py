@@ -38,7 +38,7 @@ MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "group"}}
 SILOS = ["a", "b", "c", "d"]
 LARGE = {"batch_size": 30}  # few steps: nothing here depends on how much is learnt
 # by default they sum metrics alone
-SUMLESS = ("cfl", "fedamp", "fedfomo", "fedgh", "fedsimsup", "local")
+SUMLESS = ("cfl", "fedamp", "fedfomo", "fedgh", "fedsimsup", "local", "pfedhn")
 
 
 class Watched:

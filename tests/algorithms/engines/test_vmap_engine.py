@@ -125,6 +125,7 @@ CASES = {
     "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
     "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
     "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, MLP, {}, [4]),
+    "pfedhn": ("pfedhn", {"hidden": 8}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
 }  # fmt: skip
 IN_SLICES = {

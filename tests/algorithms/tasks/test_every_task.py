@@ -27,6 +27,7 @@ OPTIONS = {
     "fedyogi": {"server_lr": 1.0, "beta1": 0.3, "tau": 0.5},
     "fedavgm": {"momentum": 0.5},
     "per-fedavg": {"alpha": 0.05},
+    "pfedhn": {"hidden": 20, "server_lr": 0.1, "momentum": 0.5},
     "pfedme": {"steps": 2},
 }
 SLOW = {("segmentation", "fedbn"): {}, ("segmentation", "pfedme"): {"steps": 5}}
@@ -41,14 +42,15 @@ def make(kind, method, **fields):
     whole = document(kind, method={"name": method, "options": options}, **fields)
     if method == "fedbn":
         whole["model"]["norm"] = "group"
+    if method in {"fedbn", "pfedhn"}:
         whole["rounds"] = 8
     if (kind, method) in SLOW:
         whole["training"]["lr"] = 0.3
     return Job.from_file(JobFile.model_validate(whole), "test")
 
 
-def test_twenty_seven_methods_run_any_task():
-    assert len(ANY) == 27
+def test_twenty_eight_methods_run_any_task():
+    assert len(ANY) == 28
     assert {"fedavg", "fedper", "pfedsim", "ditto", "local"} <= set(ANY)
 
 

@@ -82,7 +82,7 @@ def with_rate_one(name):
 
 
 # what crosses as a Mix, as single values, or is no model
-STILL = {"cfl", "fedamp", "fedfomo", "fedgh", "fedproto", "fedsimsup", "fedssa", "local"}
+STILL = {"cfl", "fedamp", "fedfomo", "fedgh", "fedproto", "fedsimsup", "fedssa", "local", "pfedhn"}
 WITHIN = {"fedadam", "fedavgm", "fedyogi"}  # which are such compositions themselves
 SMALL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"name": "cnn-digits", "norm": "group"}}
