@@ -7,7 +7,9 @@ from support import softmax_oracle as oracle
 from support.refusals import refused
 from support.whole_jobs import trained
 
+from staddle.algorithms.baselines import pfedhn
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
+from staddle.algorithms.exchange.parts import nbytes_of
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import initial_state
 
@@ -109,3 +111,13 @@ def test_a_hypernetwork_that_the_coordinator_cannot_keep_is_refused(make_job):
     with refused("would keep .* bytes of a hypernetwork .*; lower method.options.hidden, or"):
         make_job("pfedhn", model=model).method()
     make_job("pfedhn", {"hidden": 4}, model).method()
+
+
+def test_its_size_is_that_of_the_state(make_job, monkeypatch):
+    method = make_job("pfedhn", TINY).method()
+    size = nbytes_of(method.begin().values())
+    monkeypatch.setattr(pfedhn, "LARGEST_STATE", size)
+    type(method)(method.setting, method.options)
+    monkeypatch.setattr(pfedhn, "LARGEST_STATE", size - 1)
+    with refused(f"would keep {size:,} bytes"):
+        type(method)(method.setting, method.options)
