@@ -7,12 +7,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ..errors import StaddleError
+from ..errors import CancelledError, StaddleError
 from .console import printer
 from .loader import LazyGroup, function
 
 # click's, or typer's own, by the release of typer
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+STOPPED = 130  # as shells have it for Ctrl-C
 
 # ``ended`` shows errors, and escapes what could steer a terminal.
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -60,21 +62,23 @@ def single(target: str) -> None:
 def ended(run: Callable[[], Any]) -> None:
     """Run and exit, with the code that ``run`` returns; an error goes to standard error.
 
-    Exit code 1 for an error of ours, 2 for a wrong command line. Texts are escaped, so that they
-    cannot steer a terminal.
+    Exit code 1 for an error of ours, 2 for a wrong command line, 130 after a stop that was asked
+    for. Texts are escaped, so that they cannot steer a terminal.
     """
     # First, since any output may hold letters that the terminal's encoding lacks.
     printer.escape_unknown()
     try:
         sys.exit(run())
+    # What was asked for is no failure.
+    except (CancelledError, typer.Abort) as error:
+        printer.show(str(error) or "stopped", err=True)
+        sys.exit(STOPPED)
     # Our own errors are written for people: no traceback.
     except StaddleError as error:
         printer.show_error(str(error))
     except UsageError as error:
         printer.show_usage(error)
         sys.exit(2)
-    except typer.Abort:
-        printer.show_error("stopped")
     except Exception as error:  # noqa: BLE001 whatever it is, its text may be somebody else's
         printer.show_crash(error)
     sys.exit(1)

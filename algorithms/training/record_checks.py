@@ -54,7 +54,7 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
     if tuple(x.shape[1:]) != shape:
         raise LocalError(
             f"{where}: x is {list(x.shape)}, the job's model takes {_stored(shape)};"
-            f" {_reshaping(tuple(x.shape[1:]), shape)}"
+            f" {_reshaping(job.model, tuple(x.shape[1:]), shape)}"
         )
     # (3) What is true of them is what the task is about, such as a class of the job.
     with guard(job.task):
@@ -95,12 +95,24 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         )
 
 
-def _reshaping(found: Shape, wanted: Shape) -> str:
+def _accepts(model: ModelOptions, shape: Shape) -> bool:
+    """Whether a job may have the same model with another input."""
+    own = model.model_dump(exclude={"weights"})
+    try:
+        type(model).model_validate({**own, "input": shape})
+    except ValueError:  # pydantic's, of a network for other shapes
+        return False
+    return True
+
+
+def _reshaping(model: ModelOptions, found: Shape, wanted: Shape) -> str:
     """What to do about records of another shape than a model takes."""
     # A network takes records of so many axes only, and the first, of channels, is easily left out.
     full = (1,) * (len(wanted) - len(found)) + found
     if full == wanted:
         return f"store it as {_stored(wanted)}"
+    if not _accepts(model, full):
+        return f"reshape it, or choose a model that takes records of {list(found)}"
     stored = "" if full == found else f"store it as {_stored(full)} and "
     return f"reshape it, or {stored}have the job say model.input = {list(full)}"
 

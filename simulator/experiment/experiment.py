@@ -49,6 +49,7 @@
     [simulation]
     look_every = 1                    # rounds after which all silos are evaluated
     snapshot_every = 10               # rounds after which a snapshot is written
+    keep_models = true                # false: neither models nor a snapshot once a run is finished
 
     [attendance]                      # who is there (algorithms/engines/attendance.py); left out,
                                       all silos are there in each round
@@ -99,13 +100,15 @@ def _no_privacy(value: Any) -> None:
 class SimulationTable(Strict):
     """The [simulation] table.
 
-    Neither key affects training.
+    No key affects training.
     """
 
     look_every: Count = 1
     """Rounds after which all silos are evaluated."""
     snapshot_every: Count = 10
     """Rounds after which it is kept how far a run has come."""
+    keep_models: bool = True
+    """Whether silos' models and the last snapshot stay once a run is finished."""
 
 
 class ExperimentFile(JobSettings):
@@ -209,7 +212,8 @@ class CheckedExperiment:
     @property
     def schedule(self) -> Schedule:
         """The [simulation] table."""
-        return Schedule(self.file.simulation.look_every, self.file.simulation.snapshot_every)
+        own = self.file.simulation
+        return Schedule(own.look_every, own.snapshot_every, keep_models=own.keep_models)
 
 
 def read(path: Path, settings: Sequence[str] = ()) -> CheckedExperiment:

@@ -44,8 +44,10 @@ class Run:
 class Schedule:
     """Rounds between two looks at all silos, and between two snapshots.
 
-    Both also come after the last round.
+    Both also come after the last round. Without ``keep_models`` a finished run has neither models
+    nor a snapshot.
     """
 
     look_every: int
     snapshot_every: int
+    keep_models: bool = True

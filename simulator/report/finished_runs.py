@@ -18,7 +18,7 @@ from ...files import tensor_file
 from ..run import history as history_file
 from ..run import manifest as identity
 from ..run.disk import BEGIN_ANEW, kept_bytes
-from ..run.export import COORDINATOR, model_file
+from ..run.export import COORDINATOR, MODELS, model_file
 from ..run.folder import HISTORY
 from ..run.history import Measured
 from ..run.manifest import RUN, RunManifest, SiloRecords
@@ -57,12 +57,22 @@ class Recorded:
         """By what the run's models are compared."""
         return form_of(self.identity.job)
 
+    @property
+    def kept_models(self) -> bool:
+        """Whether its silos' models are there (``keep_models``)."""
+        return (self.folder / MODELS).exists()
+
     def model(self, silo: str) -> SiloState:
         """The model that a silo keeps.
 
         LocalError if the run is not finished, or the disk changed the file.
         """
         path = model_file(self.folder, silo)
+        if self.finished and not self.kept_models:
+            raise LocalError(
+                f"{self.folder}: kept no models; run it again in another --out, with"
+                " simulation.keep_models = true"
+            )
         return state_from_bytes(_read(path), str(path))
 
     def coordinator(self) -> Tensors:

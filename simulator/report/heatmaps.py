@@ -80,12 +80,12 @@ class HeatMap:
 
 
 def heat_map(
-    job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState]
+    job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState] | None
 ) -> HeatMap | None:
     """The heat map of a simulated job.
 
     None where its method compares no silos, or has not compared any yet. ``state`` returns the last
-    state of a silo.
+    state of a silo; None where these were not kept.
     """
     # Configured as in the job, since options decide what a method compares.
     method = configure(job.method_name, job.method_options, job.setting())
@@ -96,7 +96,7 @@ def heat_map(
             return _fedsimsup(job, coordinator)
         case FedAIMS() if method.clusters:
             return _fedaims(job, method, coordinator)
-        case PPFL():
+        case PPFL() if state is not None:
             return _ppfl(job, state)
         case _:
             return None

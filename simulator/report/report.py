@@ -209,7 +209,8 @@ def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
 
     # Not federated: a simulation's draws follow from its seed.
     job = Job.from_document(run.identity.job, str(run.folder), None, federated=False)
-    found = heatmaps.heat_map(job, run.coordinator(), run.model)
+    states = run.model if run.kept_models else None
+    found = heatmaps.heat_map(job, run.coordinator(), states)
     if found is None:
         return None
     if population is None or not population.classes:

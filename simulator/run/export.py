@@ -32,7 +32,7 @@ from ...algorithms.tasks.counting import Counting, Tally
 from ...algorithms.tasks.table_counting import CONFUSION
 from ...algorithms.training.silo_round import Seen, state_to_bytes
 from ...files import tensor_file
-from ...files.documents import write_atomic
+from ...files.documents import write_all, write_atomic
 from .disk import writing
 from .history import Measured
 from .manifest import SiloRecords
@@ -64,8 +64,10 @@ def write(
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
         axis = json.dumps([silo.name for silo in silos])
         files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
-    with writing(folder / MODELS, "cannot make it"):
-        (folder / MODELS).mkdir(exist_ok=True)
+    # Runs need not keep them.
+    if models:
+        with writing(folder / MODELS, "cannot make it"):
+            (folder / MODELS).mkdir(exist_ok=True)
 
     # the snapshot that names these files comes after them: a run is finished only with all its
     # results
@@ -73,10 +75,10 @@ def write(
     for name, data in files.items():
         written.append(folder / name)
         write_atomic(written[-1], data, 0o644)
-    for silo, state in models.items():
-        written.append(model_file(folder, silo))
-        write_atomic(written[-1], state_to_bytes(state), 0o644)
-    return tuple(written)
+    paths = {model_file(folder, silo): state for silo, state in models.items()}
+    # One by one: all at once may not fit in memory.
+    write_all((path, state_to_bytes(state)) for path, state in paths.items())
+    return (*written, *paths)
 
 
 def measures(seen: Mapping[str, Seen], counting: Counting) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export, manifest
-from .disk import NOTHING, Prefix, writing
+from .disk import BEGIN_ANEW, NOTHING, Prefix, writing
 from .history import HistoryFile, Measured
 from .manifest import RUN, RunManifest
 from .scores import ALL
@@ -70,7 +70,8 @@ def opened(
             # two processes at one run would each cut off what the other adds to the history
             stack.enter_context(locked(path))
         # Under the lock, since it may remove files and cut the history.
-        folder = RunFolder(path, run, manifest.identity(run, population, schedule, device))
+        here = manifest.identity(run, population, schedule, device)
+        folder = RunFolder(path, run, here, keeps_models=schedule.keep_models)
         stack.callback(folder.close)
         yield folder
 
@@ -81,8 +82,9 @@ class RunFolder:
     One process at a time has it. If it is killed, the run resumes from the last snapshot.
     """
 
-    def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
+    def __init__(self, path: Path, run: Run, here: RunManifest, *, keeps_models: bool) -> None:
         self.path, self._run, self._identity = path, run, here
+        self._keeps_models = keeps_models
 
         # first, since nothing is removed from a folder that holds something else
         there = _begin(path, run, here)
@@ -160,7 +162,9 @@ class RunFolder:
         test records in that look. The snapshot after the last round must be written already.
         """
         self.record(last)
-        models = {silo: states[silo] for silo in self._run.job.silos}
+        models: dict[str, SiloState] = {}
+        if self._keeps_models:
+            models = {silo: states[silo] for silo in self._run.job.silos}
         # The results come before the index that names them.
         results = (self.history, models, coordinator, seen, self._run.job.counting)
         made = export.write(self.path, self._identity.silos, *results)
@@ -168,7 +172,7 @@ class RunFolder:
 
         # last: a run that names its results as finished has all of them on the disk
         finished = FinishedRun(history=self._history.sync(), results=names, work=self._work.sync())
-        self._snapshots.finish(finished)
+        self._snapshots.finish(finished, keep=self._keeps_models)
         self.finished = True
         return made
 
@@ -211,6 +215,11 @@ def _lengthened(path: Path, there: RunManifest, here: RunManifest) -> RunManifes
     _check_made_alike(path, there, here)
     longer, index = _digest(here), read_index(path)
     if index is not None and index.run != longer:
+        if not index.files:
+            raise LocalError(
+                f"{path}: ended after {there.rounds} rounds and kept no snapshot to resume from"
+                f" (keep_models = false); choose another --out for {here.rounds} rounds"
+            )
         snapshots = Snapshots(path, _digest(there))
         # Every byte is checked before a result goes: without the snapshot nothing could resume.
         snapshots.load()
@@ -260,8 +269,13 @@ def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix, Prefix]:
         return False, index.history, index.work
 
     # a person may have removed a result; finishing the run again writes it again
-    is_whole = all((path / name).exists() for name in over.results)
-    if not is_whole:
+    missing = [name for name in over.results if not (path / name).exists()]
+    if missing and not index.files:
+        raise LocalError(
+            f"{path}: has no {missing[0]}, and kept no snapshot to make it again (keep_models ="
+            f" false); {BEGIN_ANEW}"
+        )
+    if missing:
         return False, index.history, index.work
     return True, over.history, over.work
 

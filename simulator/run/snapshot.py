@@ -227,18 +227,21 @@ class Snapshots:
 
         return {key: placed for key, placed in same.items() if in_use(placed)}
 
-    def finish(self, finished: FinishedRun) -> None:
-        """Mark the run as finished, once its results are on the disk."""
+    def finish(self, finished: FinishedRun, *, keep: bool = True) -> None:
+        """Mark the run as finished, once its results are on the disk.
+
+        Without ``keep`` the snapshot's files go, and the run cannot be lengthened.
+        """
         if self._index is None:
             raise LocalError(
                 f"{self._path}: a run ends with a snapshot after its last round; this is a bug in"
                 " Staddle"
             )
-        self._replace(
-            self._index.model_copy(
-                update={"finished": finished, "milliseconds": self._milliseconds}
-            )
-        )
+        changed: dict[str, object] = {"finished": finished, "milliseconds": self._milliseconds}
+        if not keep:
+            changed["files"] = ()
+        self._replace(self._index.model_copy(update=changed))
+        self._sweep()
 
     def lengthen(self, run: str) -> None:
         """Make the snapshot that of a longer run, by the SHA-256 of its run.json."""

@@ -237,6 +237,21 @@ def test_write_atomic_replaces_and_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_many_files_are_replaced_one_by_one_and_their_folders_synced_once(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "below" / "c"]
+    d.write_atomic(paths[1], b"old")
+    synced = []
+    monkeypatch.setattr(d, "sync_directory", synced.append)
+    d.write_all((path, path.name.encode()) for path in paths)
+    assert [path.read_bytes() for path in paths] == [b"a", b"b", b"c"]
+    assert synced == [tmp_path, tmp_path / "below"]
+    with pytest.raises(LocalError, match="below: cannot write it"):
+        d.write_all([(paths[0], b"new"), (tmp_path / "below", b"")])
+    assert paths[0].read_bytes() == b"new"
+    assert len(list(tmp_path.rglob("*"))) == 4
+
+
 def test_write_atomic_that_cannot_rename_leaves_nothing_behind(tmp_path):
     (tmp_path / "taken" / "x").mkdir(parents=True)
     with pytest.raises(LocalError, match="taken: cannot write it"):

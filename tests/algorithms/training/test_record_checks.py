@@ -63,8 +63,17 @@ def test_1_no_records(make_job):
     ((8, 1, 8, 8, 8), "reshape it, or have the job say model.input = [1, 8, 8, 8]"),
 ])  # fmt: skip
 def test_2_another_shape_than_the_models(make_job, good, shape, fix):
-    why = fault(make_job(), Dataset(torch.zeros(shape), good.y))
+    job = make_job(model={"name": "mlp", "input": [1, 8, 8]})
+    why = fault(job, Dataset(torch.zeros(shape), good.y))
     assert why == f"here: x is {list(shape)}, the job's model takes [N, 1, 8, 8]; {fix}"
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 16, 16, 16), (8, 5), (8, 1, 9, 9)])
+def test_2_an_input_that_the_model_would_refuse_is_not_advised(make_job, shape):
+    why = fault(make_job(), Dataset(torch.zeros(shape), torch.zeros(8, dtype=torch.int64)))
+    assert why.endswith(
+        f"takes [N, 1, 8, 8]; reshape it, or choose a model that takes records of {list(shape[1:])}"
+    )
 
 
 def test_3_labels_that_are_no_class(make_job):

@@ -12,7 +12,7 @@ from rich.console import Console
 from staddle.commands import main
 from staddle.commands.console import printer
 from staddle.commands.console.printer import PrintedTable, Screen, printable
-from staddle.errors import LocalError
+from staddle.errors import CancelledError, LocalError
 
 HOSTILE = "a\x1b[2Jb\x1b]52;c;eA==\x07c\rd\x9bHe\u202ef\udc9bg\x7fh\ni"
 SHOWN = r"a\x1b[2Jb\x1b]52;c;eA==\x07c\rd\x9bHe\u202ef\udc9bg\x7fh\ni"
@@ -168,7 +168,9 @@ def test_how_a_program_ends(capsys):
     assert ends(lambda: 3, capsys) == (3, "", "")
     assert ends(lambda: None, capsys) == (None, "", "")
     assert ends(raises(LocalError("no\x1b")), capsys) == (1, "", "staddle: no\\x1b\n")
-    assert ends(raises(typer.Abort()), capsys) == (1, "", "staddle: stopped\n")
+    # a stop that was asked for is told as such
+    assert ends(raises(typer.Abort()), capsys) == (130, "", "stopped\n")
+    assert ends(raises(CancelledError("stopped\x1b")), capsys) == (130, "", "stopped\\x1b\n")
     code, out, err = ends(raises(OSError("no\x1b")), capsys)
     assert (code, out) == (1, "")
     assert err.endswith("OSError: no\\x1b\n")

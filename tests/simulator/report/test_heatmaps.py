@@ -78,6 +78,7 @@ def test_ppfl_is_drawn_by_the_states_of_the_silos():
     assert by_likeness(drawn) == [0, 3, 1, 2]
     with refused("not memberships"):
         heat_map(job, {}, lambda silo: SiloState({"membership": {"c": 2 * rows[silo]}}))
+    assert heat_map(job, {}, None) is None  # its models were not kept
 
 
 def test_other_methods_compare_no_silos():

@@ -22,6 +22,7 @@ from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.training.silo_round import Seen, state_to_bytes
 from staddle.errors import UnwritableError
 from staddle.simulator.experiment.plan import Run, Schedule
+from staddle.simulator.report.finished_runs import load_runs
 from staddle.simulator.run.folder import folder_of, opened
 
 POPULATION = make_population()
@@ -101,6 +102,28 @@ def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
 
 
 # What is not its own.
+def test_models_and_snapshot_need_not_be_kept(tmp_path, whole):
+    bare = Schedule(2, 2, keep_models=False)
+    path = conduct(tmp_path, RUN, POPULATION, schedule=bare).path
+    assert list((path / "snapshot").iterdir()) == []
+    kept = {name: data for name, data in results(whole.path).items() if "models/" not in name}
+    assert results(path) == kept
+    (run,) = load_runs(tmp_path)
+    assert (run.finished, run.history) == (True, whole.history)
+    with refused("kept no models; run it again in another --out"):
+        run.model("a")
+    with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
+        assert folder.finished  # whatever it is opened with
+    with (
+        refused("ended after 4 rounds and kept no snapshot .*for 5 rounds"),
+        opened(tmp_path, make_run(rounds=5), POPULATION, SCHEDULE),
+    ):
+        pass
+    (path / "silos.csv").unlink()
+    with refused("has no silos.csv, and kept no snapshot"):
+        conduct(tmp_path, RUN, POPULATION)
+
+
 def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     other = Run(RUN.label, RUN.seed, make_run(rounds=9, participation=1.0).job)
