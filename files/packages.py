@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -186,7 +186,10 @@ def _declared(group: str, name: str, known: Catalogue) -> list[EntryPoint]:
 def _owner(entry: EntryPoint) -> tuple[str, str]:
     """Name and version of an entry point's package; empty where its metadata are missing."""
     # What was removed by half may have entry points and nothing else.
-    with others_code(f"the metadata of {entry.value!r} cannot be read", "reinstall its package"):
+    found: dict[str, Any] = {}
+    what = f"the metadata of {entry.value!r} cannot be read"
+    # Where the distribution importlib_metadata is imported, missing metadata are an error.
+    with others_code(what, "reinstall its package"), suppress(FileNotFoundError):
         found = entry.dist.metadata.json if entry.dist else {}
     return str(found.get("name") or ""), str(found.get("version") or "")
 
