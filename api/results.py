@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeAlias
 
 from ..commands.simulate import results as tables
 from ..errors import LocalError
-from ..simulator.report.finished_runs import Recorded, load_runs
+from ..simulator.report.finished_runs import Recorded, finished_runs, load_runs
 from ..simulator.report.report import SWEEP
 from ..simulator.report.results_html import results_html
 
-Picture: TypeAlias = Literal["curves", "bytes", "seconds", "spread", "partition"]
-NUMBERS = ("value", "loss", "seconds")
+Picture: TypeAlias = Literal["curves", "bytes", "seconds", "simulated", "spread", "partition"]
+NUMBERS = ("value", "loss", "simulated_seconds", "seconds")
 WHOLE = ("seed", "round", "silos", "bytes_up", "bytes_down")
 TEXTS = ("method", "label", "ranked_by")
 
@@ -77,7 +77,7 @@ class Results:
         """The report as Markdown: the methods compared, what each took, silo by silo."""
         return self._there("summary.md").read_text(encoding="utf-8")
 
-    def plot(self, what: Picture = "curves") -> "PictureFile":
+    def plot(self, what: Picture = "curves") -> PictureFile:
         """A picture of the report: a path that a notebook shows as the picture."""
         return PictureFile(self._there(f"{what}.png"))
 
@@ -93,7 +93,7 @@ class Results:
     def _table(self) -> tables.ResultsTable | None:
         # Of a sweep, as in the report: the best variant of each method.
         outranked = self._outranked()
-        finished = tables.finished(self.folder)
+        finished = finished_runs(self.folder)
         best = list(filterfalse(lambda run: run.label in outranked, finished))
         return tables.results_table(best) if best else None
 

@@ -79,7 +79,9 @@ def test_who_is_there_is_a_table_of_the_file(tmp_path):
     who["step_seconds"] = {f"silo-00{number}": 0.5 + number for number in range(3)}
     experiment = small(tmp_path / "exp", attendance=who)
     assert read(experiment.file).file.attendance == Attendance(**who)
-    measures = {row["measure"] for row in experiment.run(workers=1).rows()}
+    rows = experiment.run(workers=1).rows()
+    assert {type(row["simulated_seconds"]) for row in rows} == {float}
+    measures = {row["measure"] for row in rows}
     assert {"newcomers/aggregated/accuracy.macro", "others/trained/accuracy.macro"} <= measures
 
 
