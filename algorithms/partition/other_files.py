@@ -92,7 +92,7 @@ def form_of(path: Path) -> Format:
         return "fl-bench"
     if path.suffix == ".json" or head.startswith(b"{"):
         document = parse_json(read_bytes(path), str(path))
-        # A client's value is a table, so no client is called so.
+        # In a file of clients alone, ``format`` would be a client, whose value is a table.
         of_ours = isinstance(document, dict) and isinstance(document.get("format"), str)
         return "staddle" if of_ours else "json"
     return "csv"
@@ -102,29 +102,24 @@ def _checked(path: Path, found: Found, records: int) -> dict[str, Sides]:
     """Each client's indices, ascending; LocalError unless each is a record of one client's side."""
     if not found:
         raise LocalError(f"{path}: names no client; give each its indices (docs/simulate.md)")
-    # By record the place of its owner in ``owners``; -1: nobody has it so far.
-    owner = np.full(records, -1, np.int64)
-    owners: list[str] = []
+    # Both owners are named where there are two. A small pickle may name one array many times over:
+    # it ends at the second.
+    owner: dict[int, str] = {}
     parts = {}
     for client, given in found.items():
         arrays = {}
         for side in SIDES:
             own = _whole(path, client, side, given.get(side, ()), records)
-            owners.append(f"client {client!r} ({side})")
-            taken = own[owner[own] >= 0]
-            values, counts = np.unique(own, return_counts=True)
-            if len(taken):
-                raise _twice(path, taken[0], owners[owner[taken[0]]], owners[-1])
-            if len(values) < len(own):
-                raise _twice(path, values[counts > 1][0], owners[-1], owners[-1])
-            owner[own] = len(owners) - 1
-            arrays[side] = values
+            here = f"client {client!r} ({side})"
+            for index in own.tolist():
+                if index in owner:
+                    raise LocalError(
+                        f"{path}: record {index} is given to {owner[index]} and to {here}; keep one"
+                    )
+                owner[index] = here
+            arrays[side] = np.sort(own)
         parts[client] = Sides(**arrays)
     return parts
-
-
-def _twice(path: Path, index: np.int64, first: str, second: str) -> LocalError:
-    return LocalError(f"{path}: record {index} is given to {first} and to {second}; keep one")
 
 
 def _whole(path: Path, client: str, side: str, given: Any, records: int) -> Indices:
@@ -176,20 +171,24 @@ def _read_csv(path: Path) -> Found:
     try:
         rows = csv.DictReader(read_bytes(path).decode("utf-8-sig").splitlines(), strict=True)
         for row in rows:
-            where = f"{path}, line {rows.line_num}"
-            if row.keys() != COLUMNS or None in row.values():
-                raise LocalError(
-                    f"{where}: give the columns record, client and side, with a first line that"
-                    " names them"
-                )
-            if not WHOLE.fullmatch(row["record"]):
-                raise LocalError(f"{where}: record is no whole number; count from 0")
+            _check_row(f"{path}, line {rows.line_num}", row)
             _check_sides(path, row["client"], {row["side"]: None})
             own = found.setdefault(row["client"], {})
             own.setdefault(row["side"], []).append(int(row["record"]))
     except (UnicodeDecodeError, csv.Error) as error:
         raise LocalError(f"{path}: not a CSV file in UTF-8; save it as one") from error
     return found
+
+
+def _check_row(where: str, row: Mapping[str | None, Any]) -> None:
+    """LocalError unless a line has the three columns, and a whole number for its record."""
+    # DictReader has None as the key of cells too many, and as the value of missing ones.
+    if row.keys() != COLUMNS or None in row.values():
+        raise LocalError(
+            f"{where}: give the columns record, client and side, with a first line that names them"
+        )
+    if not WHOLE.fullmatch(row["record"]):
+        raise LocalError(f"{where}: record is no whole number; count from 0")
 
 
 def _read_npz(path: Path) -> Found:
