@@ -40,7 +40,7 @@ def make(
     """
     experiment = read(file)
     run = make_folder(file, results or file.parent / experiment.name, silo, out, method, seed)
-    printer.show(f"{out}: {run.label}, seed {run.seed}, {silo}")
+    printer.show(f"{out}: {run.title}, {silo}")
 
 
 def make_folder(
@@ -72,7 +72,7 @@ def _chosen(runs: Sequence[Recorded], method: str | None, seed: int | None) -> R
     found = [run for run in found if seed in (None, run.seed)]
     if len(found) == 1:
         return found[0]
-    finished = [f"{run.label}, seed {run.seed}" for run in runs if run.finished]
+    finished = [run.title for run in runs if run.finished]
     if not finished:
         raise LocalError(
             "no finished run there; run staddle simulate first, or name its --out by --results"

@@ -60,7 +60,7 @@ class Bars:
         # Rounds that an earlier process finished.
         self._left -= rounds
         self._progress.reset(
-            self._run, total=run.job.rounds, completed=rounds, description=named(run), note=""
+            self._run, total=run.job.rounds, completed=rounds, description=run.title, note=""
         )
         if self._all is not None:
             self._progress.update(self._all, advance=rounds)
@@ -109,7 +109,7 @@ class Lines:
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or resumes."""
-        self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
+        self._name, self._rounds, self._seen = run.title, run.job.rounds, ""
         self._form = run.job.counting.score
         self._pace, self._shown_at = Pace(self._clock), self._clock()
         state = f"resumes after round {rounds}" if rounds else "begins"
@@ -174,14 +174,6 @@ class ReplacedLines(Lines):
     def _retell(self, line: str) -> None:
         self._lines[self._name] = line
         self._replace([*self._lines.values()])
-
-
-def named(run: Run) -> str:
-    """A run, for people.
-
-    Label and seed together identify a run of an experiment.
-    """
-    return f"{run.label}, seed {run.seed}"
 
 
 def scores(measured: Sequence[Measured], form: ScoreForm) -> str:

@@ -12,7 +12,7 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.engines.choose import OnGpu
 from ...simulator.experiment.experiment import CheckedExperiment
-from ...simulator.report.finished_runs import load_runs
+from ...simulator.report.finished_runs import finished_runs, load_runs
 from ...simulator.reproduce.comparison import (
     HEADINGS,
     Cell,
@@ -35,7 +35,7 @@ from ...simulator.reproduce.published import PaperTable, find
 from ..console import printer
 from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
 from ..console.printer import Screen
-from . import published, results
+from . import published
 from .simulate import Prepared, RunOptions, prepare, raise_faults, report, train
 
 
@@ -187,7 +187,7 @@ def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str
     """All runs of a setting, and its summary; why some could not continue."""
     faults = train(screen, prepared, asked)
     # No summary without a finished run.
-    if results.finished(prepared.out):
+    if finished_runs(prepared.out):
         report(prepared)
     return faults
 
@@ -219,7 +219,7 @@ def _report(
     *,
     as_json: bool,
 ) -> None:
-    cells = compared(table, {name: results.finished(out / name) for name in settings})
+    cells = compared(table, {name: finished_runs(out / name) for name in settings})
     # No finished run has a place in the table.
     if not cells:
         return

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from pathlib import Path
 from typing import Any
 
 from ...algorithms.tasks.counting import ScoreForm
-from ...simulator.report.finished_runs import Recorded, finished_runs
+from ...simulator.report.finished_runs import Recorded, by_label
 from ...simulator.report.ranking import SPLIT, Ranking, cells, chosen_by
 from ...simulator.run.history import Measure
 from ...simulator.run.scores import Average, Choice, Named, Spread, over_seeds, scores
@@ -16,11 +15,6 @@ SHOWN: tuple[Measure, ...] = ("all/trained", "all/aggregated")
 AVERAGES: tuple[Average, ...] = ("macro", "balanced")
 LAST: tuple[Choice, ...] = ("last",)
 COLUMNS: tuple[Named, ...] = tuple(product(SHOWN, AVERAGES, LAST))
-
-
-def finished(folder: Path) -> list[Recorded]:
-    """The runs in an output folder that reached their last round."""
-    return finished_runs(folder)
 
 
 @dataclass(frozen=True)
@@ -116,14 +110,6 @@ def _run(run: Recorded) -> dict[str, Any]:
         "folder": str(run.folder),
         "scores": own,
     }
-
-
-def by_label(recorded: Sequence[Recorded]) -> dict[str, list[Recorded]]:
-    """The runs by label, in the order in which labels come first."""
-    found: dict[str, list[Recorded]] = {}
-    for run in recorded:
-        found.setdefault(run.label, []).append(run)
-    return found
 
 
 def _over(own: Sequence[Recorded]) -> dict[Named, Spread]:

@@ -19,6 +19,7 @@ from ...simulator.experiment.experiment import CheckedExperiment, read
 from ...simulator.experiment.plan import Population, Run
 from ...simulator.experiment.population import populate
 from ...simulator.experiment.runs import chosen_methods, runs
+from ...simulator.report.finished_runs import by_label, finished_runs
 from ...simulator.report.ranking import rank, rows
 from ...simulator.report.report import write_report
 from ...simulator.report.style import NOT_DRAWN, can_draw
@@ -30,7 +31,7 @@ from ..console.device_options import Device, Graphs, OneByOne, Precision, Worker
 from ..console.output import number
 from ..console.printer import Screen
 from . import results
-from .progress import named, shown
+from .progress import shown
 
 # SIGHUP as well: closing the terminal is like Ctrl-C, and the same command resumes. Windows has
 # none.
@@ -251,20 +252,20 @@ def _each(
                 except (CancelledError, UnwritableError):
                     raise
                 except LocalError as error:
-                    faults.append(f"{named(run)}: {error}")
+                    faults.append(f"{run.title}: {error}")
                     screen.show(faults[-1])
                     break
     return faults
 
 
 def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
-    labels, finished = _labels(prepared), results.finished(prepared.out)
+    labels, finished = _labels(prepared), finished_runs(prepared.out)
     if not finished:
         return
     summary = report(prepared)
     # In the file's order; labels that the file no longer has come last.
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
-    ranking = rank(results.by_label(finished), prepared.experiment.variants)
+    ranking = rank(by_label(finished), prepared.experiment.variants)
     if as_json:
         sweep = {"sweep": rows(ranking)} if ranking else {}
         methods = results.document(finished)

@@ -39,6 +39,11 @@ class Run:
     job: Job
     attendance: Attendance = EVERYONE
 
+    @property
+    def title(self) -> str:
+        """Label and seed, which together identify a run of an experiment, for people."""
+        return f"{self.label}, seed {self.seed}"
+
 
 @dataclass(frozen=True)
 class Schedule:

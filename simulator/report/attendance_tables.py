@@ -13,9 +13,8 @@ from ...algorithms.tasks.counting import ScoreForm
 from ..run.history import Measured
 from ..run.scores import ALL, TITLES, spread
 from .finished_runs import Recorded
-from .markdown import MarkdownColumn, escaped, table
+from .markdown import NONE, escaped, method_table
 
-NONE = "–"
 MOST_COLUMNS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # rounds since they joined
 NEWCOMERS, OTHERS = "newcomers", "others"
 
@@ -82,9 +81,7 @@ def _table(
         others = [_since(run, f"{OTHERS}/{kind}", 0) for run in groups[label]]
         ends = (list(map(_last, seeds)), list(map(_last, others)))
         rows.append([escaped(label), *cells, *(_cell(end, form) for end in ends)])
-    titles = [*map(str, columns), "last round", "others"]
-    numbers = [MarkdownColumn(title, numbers=True) for title in titles]
-    return table([MarkdownColumn("method"), *numbers], rows)
+    return method_table([*map(str, columns), "last round", "others"], rows)
 
 
 def _since(run: Recorded, name: str, after: int) -> dict[int, float]:
@@ -120,14 +117,12 @@ def attendance_section(groups: Mapping[str, Sequence[Recorded]]) -> str:
         cells = map(_count, zip(*map(_attended, runs), strict=True))
         rows.append([escaped(label), *cells])
     titles = ("took part", "absent", "late", "simulated seconds")
-    numbers = [MarkdownColumn(title, numbers=True) for title in titles]
     return (
         "## Who was there\n\nPer run, over all rounds: how often a silo's upload entered a round,"
         " how often a drawn silo was absent, and how often its upload came after the round had"
         " closed. Newcomers count from when they join. The simulated clock counts local training"
         " alone, and a round ends with its last upload, its quorum or its timeout; what late silos"
-        " did is not in the table of work above.\n\n"
-        + table([MarkdownColumn("method"), *numbers], rows)
+        " did is not in the table of work above.\n\n" + method_table(titles, rows)
     )
 
 

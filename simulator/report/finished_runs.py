@@ -1,5 +1,6 @@
 """Reads the runs of an output folder back, for summaries, pictures and people's own programs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -46,6 +47,11 @@ class Recorded:
     seconds: float | None
     work: tuple[RoundWork, ...] = ()  # up to its last snapshot
     timed: Mapping[int, float] = field(default_factory=dict)  # seconds by round
+
+    @property
+    def title(self) -> str:
+        """As ``Run.title``."""
+        return f"{self.label}, seed {self.seed}"
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
@@ -112,6 +118,15 @@ def comparable(runs: Iterable[Recorded]) -> list[Recorded]:
     for run in finished:
         longest[run.label] = max(run.rounds, longest.get(run.label, 0))
     return list(filter(lambda run: run.rounds == longest[run.label], finished))
+
+
+def by_label(runs: Iterable[Recorded], labels: Iterable[str] = ()) -> dict[str, list[Recorded]]:
+    """The runs by label; those of ``labels`` come first, in this order."""
+    groups: dict[str, list[Recorded]] = defaultdict(list)
+    for run in runs:
+        groups[run.label].append(run)
+    order = dict.fromkeys([*labels, *groups])
+    return {label: groups[label] for label in order if label in groups}
 
 
 def _recorded(folder: Path) -> Recorded:

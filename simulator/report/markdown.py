@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NONE = "–"  # a cell without a value
 # Includes characters that only some renderers treat as markup.
 SPECIAL = "\\`*_{}[]<>#|$~"
 ESCAPES = str.maketrans({letter: f"\\{letter}" for letter in SPECIAL})
@@ -36,6 +37,12 @@ def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> s
     for line in zip(*padded, strict=True):
         text += f"| {' | '.join(line)} |\n"
     return text
+
+
+def method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A row per method: its label, then numbers under these titles."""
+    numbers = [MarkdownColumn(title, numbers=True) for title in titles]
+    return table([MarkdownColumn("method"), *numbers], rows)
 
 
 def _padded(column: MarkdownColumn, cells: Sequence[str]) -> list[str]:

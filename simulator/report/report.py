@@ -10,7 +10,6 @@
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from math import isnan, nan
@@ -27,7 +26,7 @@ from ...files.documents import write_atomic
 from ..experiment.plan import Population
 from ..experiment.population import counts
 from ..experiment.sweep import Variant
-from .finished_runs import Recorded, finished_runs
+from .finished_runs import Recorded, by_label, finished_runs
 from .ranking import Ranking, rank, section, sweep_csv
 from .results_csv import results_csv, spent
 from .style import can_draw
@@ -51,7 +50,7 @@ def write_report(
     finished, or where the runs cannot be compared.
     """
     # Includes runs of earlier commands.
-    groups = finished_groups(finished_runs(out), labels)
+    groups = by_label(finished_runs(out), labels)
     if not groups:
         raise LocalError(
             f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
@@ -111,7 +110,7 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
 
     for run in chain.from_iterable(groups.values()):
         path = run.folder.relative_to(out) / HEATMAP
-        caption = f"Heat map of {run.label}, seed {run.seed}"
+        caption = f"Heat map of {run.title}"
         # one seed per method is enough to look at; the summary links to the others
         link = _link(path.as_posix(), caption, run is groups[run.label][0])
         pictures[link] = _heat_map(run, population)
@@ -166,18 +165,6 @@ def _curves(groups: Groups) -> dict[Link, bytes | None]:
 
 def _link(name: str, caption: str, shown: bool = True) -> Link:
     return Link(PurePosixPath(name), caption, shown)
-
-
-def finished_groups(
-    runs: Sequence[Recorded], labels: Sequence[str] = ()
-) -> dict[str, list[Recorded]]:
-    """The finished runs by label; ``labels`` come first."""
-    groups: dict[str, list[Recorded]] = defaultdict(list)
-    for run in runs:
-        groups[run.label].append(run)
-    # First ``labels`` in their order, then all others.
-    order = dict.fromkeys([*labels, *groups])
-    return {label: groups[label] for label in order if label in groups}
 
 
 def _partition(out: Path, population: Population | None) -> PartitionFile | None:

@@ -11,8 +11,8 @@ from operator import attrgetter
 from jinja2 import Environment
 
 from ..run.scores import AVERAGES
-from .finished_runs import Recorded, comparable
-from .report import finished_groups
+from .finished_runs import Recorded, by_label, comparable
+from .markdown import NONE
 from .summary import DUELS, kept_rows, trains_alone
 from .work_table import COLUMNS, UNEQUAL, WHY_IT_MATTERS, differences, work_rows
 
@@ -58,7 +58,7 @@ def results_html(
     """
     shown = [run for run in runs if run.label not in outranked]
     finished = comparable(shown)
-    groups = finished_groups(finished)
+    groups = by_label(finished)
     titles, rows = kept_rows(groups)
     kept = [place for place, title in enumerate(titles) if title in SHOWN]
     return TEMPLATE.render(
@@ -68,7 +68,7 @@ def results_html(
             for row in rows
         ],
         meaning=_meaning(groups, titles),
-        waiting=[f"{run.label}, seed {run.seed}" for run in shown if run not in finished],
+        waiting=[run.title for run in shown if run not in finished],
         unequal=differences(groups),
         why=(UNEQUAL, WHY_IT_MATTERS),
         work_titles=["method", *COLUMNS],
@@ -80,7 +80,7 @@ def results_html(
 def _extent(runs: Sequence[Recorded] | None) -> tuple[str, str]:
     """How many seeds and rounds a method had; the constant answer has neither."""
     if runs is None:
-        return "–", "–"
+        return NONE, NONE
     # Of a label, runs differ in the seed alone.
     return str(len(runs)), str(runs[0].rounds)
 

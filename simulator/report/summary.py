@@ -37,7 +37,7 @@ from ..run.scores import (
 )
 from .attendance_tables import attendance_section, newcomers_section
 from .finished_runs import Recorded
-from .markdown import MarkdownColumn, escaped, table
+from .markdown import NONE, MarkdownColumn, escaped, method_table, table
 from .silo_spread import against, kept, spectrum
 from .work_table import work_section
 
@@ -49,7 +49,6 @@ SiloRows = tuple[list[str], list[list[str]]]  # titles of numbers; rows that beg
 SHOWN: tuple[Measure, ...] = (*ALL, "selected/before", "selected/after")
 # Each silo trains alone: the comparison shows what a silo gains by federation.
 LOCAL = "local"
-NONE = "–"
 SPECTRUM = {
     "least": "worst silo",
     "worst_tenth": "worst tenth",
@@ -403,7 +402,7 @@ def _by_silo(looks: Looks, alone: str | None, form: ScoreForm) -> str:
     shown = [[escaped(label), *cells] for label, *cells in rows]
     # No method of anybody's.
     shown[-1][0] = f"*{shown[-1][0]}*"
-    return _method_table(titles, shown)
+    return method_table(titles, shown)
 
 
 def _silo_rows(looks: Looks, alone: str | None, form: ScoreForm) -> SiloRows:
@@ -456,12 +455,6 @@ def _numbers(look: Measured, averages: Sequence[Average], form: ScoreForm) -> li
     return [numbers[name] for name in (*averages, *SPECTRUM)]
 
 
-def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A row per method: its label, then numbers under these titles."""
-    numbers = [MarkdownColumn(title, numbers=True) for title in titles]
-    return table([MarkdownColumn("method"), *numbers], rows)
-
-
 def _duels(
     seeds: Mapping[int, Measured], others: Mapping[int, Measured], form: ScoreForm
 ) -> list[str]:
@@ -507,7 +500,7 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice, form: S
         cells = (_shown(own.get(column), form) for column in columns)
         rows.append([escaped(label), *cells])
     text = f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n"
-    return text + _method_table(titles, rows)
+    return text + method_table(titles, rows)
 
 
 def _cost(groups: Groups) -> str:
@@ -528,7 +521,7 @@ def _cost(groups: Groups) -> str:
         " leave out work that was lost when a process was killed.\n\n"
     )
     titles = ("runs", "seconds per run", "rounds per second")
-    return text + _method_table(titles, rows)
+    return text + method_table(titles, rows)
 
 
 def _pictures(pictures: Sequence[Link]) -> str:

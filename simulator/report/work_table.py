@@ -11,9 +11,8 @@ from statistics import fmean
 import numpy as np
 
 from .finished_runs import Recorded
-from .markdown import MarkdownColumn, escaped, table
+from .markdown import NONE, escaped, method_table
 
-NONE = "–"
 # By column, the decimals that are shown. Bytes are not compared: methods differ in them by design.
 COLUMNS = {"steps": 1, "records": 1, "MFLOPs": 1, "MB up": 2, "MB down": 2}
 COMPARED = ("steps", "records", "MFLOPs")
@@ -27,9 +26,8 @@ Taken = Mapping[str, float]  # NaN where a run did not count it
 
 def work_section(groups: Mapping[str, Sequence[Recorded]]) -> str:
     """The section, a row per label; empty where the runs did not count their work."""
-    numbers = [MarkdownColumn(title, numbers=True) for title in COLUMNS]
     rows = [[escaped(label), *cells] for label, *cells in work_rows(groups)]
-    shown = table([MarkdownColumn("method"), *numbers], rows)
+    shown = method_table([*COLUMNS], rows)
     return (
         "## What training took\n\nPer silo and round in which it trained: optimiser steps,"
         " records that went through the model for training, and FLOPs of matrix products and"

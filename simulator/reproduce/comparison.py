@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ...algorithms.job.job import Job
-from ..report.finished_runs import Recorded
+from ..report.finished_runs import Recorded, by_label
+from ..report.markdown import NONE, escaped
 from ..report.markdown import MarkdownColumn as Heading
-from ..report.markdown import escaped
 from ..report.markdown import table as markdown_table
 from ..run.history import Measured
 from ..run.scores import Spread, scores, spread
 from .published import PaperColumn, PaperRow, PaperTable, PaperValue
 
-NONE = "–"
 HEADINGS = ("setting", "method", "published", "ours", "seeds", "difference")
 CSV = (
     "table",
@@ -103,9 +102,7 @@ def _column_cells(
     """A cell per row that has a published value or finished runs in this column."""
     column = table.columns[index]
     # Runs of one label differ only in their seeds and make one cell.
-    by_label: dict[str, list[Recorded]] = defaultdict(list)
-    for run in runs:
-        by_label[run.label].append(run)
+    groups = by_label(runs)
 
     # a row that is neither published nor run here would say nothing
     for row in table.all_rows:
@@ -114,7 +111,7 @@ def _column_cells(
         method = row.methods.get(setting)
         if method is not None:
             label = method.title
-            ours = _ran(row, column, by_label[label])
+            ours = _ran(row, column, groups.get(label, ()))
         if value.text or ours is not None:
             yield Cell(
                 column=column,

@@ -93,7 +93,7 @@ class _Rounds:
                 self._folder.save_snapshot(whole)
             rounds = self._job.rounds_before(whole.round)
             raise CancelledError(
-                f"{self._run.label}, seed {self._run.seed}: stopped; the same command resumes after"
+                f"{self._run.title}: stopped; the same command resumes after"
                 f" round {rounds} of {self._job.rounds}"
             ) from None
 

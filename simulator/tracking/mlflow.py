@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Run
-from .points import Point, settings
+from .points import Point, settings, tracker_failed
 
 PLACE = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # in the folder of results
@@ -76,20 +76,18 @@ class MlflowRun:
     ) -> tuple[str, set[tuple[str, int]]]:
         """The run's id, and the name and step of what it has: one of before, or a new one."""
         experiment = self._client.get_experiment_by_name(run.job.name)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(run.job.name, artifact_location=artifacts)
-        )
+        if experiment is None:
+            own = self._client.create_experiment(run.job.name, artifact_location=artifacts)
+        else:
+            own = experiment.experiment_id
         known = kept.read_text(encoding="ascii") if kept.exists() else ""
         # Under this experiment alone: a database that was removed has other runs by now.
-        if known in {one.info.run_id for one in self._client.search_runs([number])}:
+        if known in {one.info.run_id for one in self._client.search_runs([own])}:
             self._client.update_run(known, status="RUNNING")
             return known, self._steps(known)
 
         tags = {"staddle.label": run.label, "staddle.seed": str(run.seed)}
-        title = f"{run.label}, seed {run.seed}"
-        made = self._client.create_run(number, tags=tags, run_name=title).info.run_id
+        made = self._client.create_run(own, tags=tags, run_name=run.title).info.run_id
         write_atomic(kept, made.encode(), 0o644)
         for first in range(0, len(parameters), MOST_AT_ONCE):
             some = parameters[first : first + MOST_AT_ONCE]
@@ -109,10 +107,7 @@ class MlflowRun:
         try:
             return ask()
         except self._fault as error:
-            raise LocalError(
-                f"MLflow at {self._place} failed: {error}; the same command resumes once it is"
-                " mended, and without --track mlflow it needs none"
-            ) from error
+            raise tracker_failed(f"MLflow at {self._place}", "mlflow", error) from error
 
 
 def check_installed() -> None:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from ...algorithms.tasks.counting import ScoreForm
+from ...errors import LocalError
 from ..report.results_csv import numbers
 from ..run.history import Measured
 from ..run.work_file import RoundWork
@@ -37,6 +38,14 @@ class PointTracker(Protocol):
     def close(self) -> None:
         """No point comes any more: the run is over, or stopped."""
         ...
+
+
+def tracker_failed(tool: str, name: str, error: Exception) -> LocalError:
+    """What to say where a tool does not take points; ``name`` is that of ``--track``."""
+    return LocalError(
+        f"{tool} failed: {error}; the same command resumes once it is mended, and without --track"
+        f" {name} it needs none"
+    )
 
 
 def points(
