@@ -196,7 +196,7 @@ class Experiment:
         if records is None:
             raise LocalError(
                 "partition: index arrays are for records that the program has; write a partition"
-                " file for others (docs/simulate.md)"
+                " file for others (docs/partitions.md)"
             )
         # [partition] and [split] together say where each record is; arrays say both at once.
         own = {key: document[key] for key in ("task",) if key in document}

@@ -63,7 +63,7 @@ class Results:
         return pandas.DataFrame(self.rows())
 
     def sweep(self) -> list[dict[str, Any]]:
-        """The variants of each method in a sweep, best first, as in sweep.csv (docs/simulate.md).
+        """The variants of each method in a sweep, best first, as in sweep.csv (docs/sweeps.md).
 
         Empty without a sweep. An empty cell is None.
         """

@@ -101,7 +101,7 @@ def form_of(path: Path) -> Format:
 def _checked(path: Path, found: Found, records: int) -> dict[str, Sides]:
     """Each client's indices, ascending; LocalError unless each is a record of one client's side."""
     if not found:
-        raise LocalError(f"{path}: names no client; give each its indices (docs/simulate.md)")
+        raise LocalError(f"{path}: names no client; give each its indices (docs/partitions.md)")
     # Both owners are named where there are two. A small pickle may name one array many times over:
     # it ends at the second.
     owner: dict[int, str] = {}
@@ -126,16 +126,13 @@ def _whole(path: Path, client: str, side: str, given: Any, records: int) -> Indi
     """A side's indices as int64 [n], which are those of records."""
     where = f"{path}, client {client!r}, {side}"
     if isinstance(given, list | tuple):
-        if any(type(each) is not int for each in given):
+        if set(map(type, given)) - {int}:
             raise LocalError(f"{where}: holds something else than whole numbers; give indices")
         # As objects, since Python's numbers may be larger than numpy's.
         given = np.array(given, object)
     if not isinstance(given, np.ndarray):
         raise LocalError(f"{where}: is no list; give whole numbers")
-    if given.ndim != 1 or given.dtype.kind not in "iuO":
-        raise LocalError(
-            f"{where}: is {given.dtype} {list(given.shape)}; a list of whole numbers is needed"
-        )
+    _check_list(f"{where}:", given, "iuO")
     outside = given[(given < 0) | (given >= records)]
     if len(outside):
         raise LocalError(
@@ -143,6 +140,14 @@ def _whole(path: Path, client: str, side: str, given: Any, records: int) -> Indi
             " records before the official test records"
         )
     return given.astype(np.int64)
+
+
+def _check_list(where: str, array: NDArray[Any], kinds: str = "iu") -> None:
+    """LocalError unless an array is [n], of one of numpy's ``kinds``: whole numbers."""
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise LocalError(
+            f"{where} is {array.dtype} {list(array.shape)}; a list of whole numbers is needed"
+        )
 
 
 def _read_json(path: Path) -> Found:
@@ -212,11 +217,7 @@ def _read_npz(path: Path) -> Found:
 def _read_ppfl(path: Path) -> Found:
     arrays = read_arrays(path, PPFL_ARRAYS, ())
     for name, array in arrays.items():
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise LocalError(
-                f"{path}: {name} is {array.dtype} {list(array.shape)}; a list of whole numbers is"
-                " needed"
-            )
+        _check_list(f"{path}: {name}", array)
     train, test = (
         _by_client(path, side, arrays[f"{side}_idx"], arrays[f"{side}_ptr"])
         for side in ("train", "test")
@@ -245,7 +246,7 @@ def _by_client(
 def _read_fl_bench(path: Path) -> Found:
     content = read_pickled(read_bytes(path), str(path))
     clients = content.get("data_indices") if isinstance(content, dict) else None
-    if not isinstance(clients, list) or any(type(each) is not dict for each in clients):
+    if not isinstance(clients, list) or set(map(type, clients)) - {dict}:
         raise LocalError(
             f"{path}: not FL-bench's partition.pkl, which has data_indices with train and test for"
             " each client; take the file that its generate_data.py wrote last"

@@ -132,7 +132,8 @@ def test_examples_can_be_read(name):
 
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")
 def test_the_file_that_the_docs_explain_can_be_read(tmp_path):
-    docs = (EXAMPLES.parent / "docs" / "simulate.md").read_text()
+    pages = [EXAMPLES.parent / "docs" / name for name in ("simulate.md", "attendance.md")]
+    docs = "".join(page.read_text() for page in pages)
     block, who = re.findall(r"^```toml\n(.*?)^```$", docs, re.DOTALL | re.MULTILINE)
     (tmp_path / "digits.toml").write_text(block)
     found = read(tmp_path / "digits.toml")
