@@ -43,7 +43,7 @@ Seconds = Annotated[Real, Field(gt=0)]
 LEAST_DRAW = 2.0**-53
 
 
-def _told(wanted: str) -> WrapValidator:
+def _stating(wanted: str) -> WrapValidator:
     """Says what is wanted in place of all that pydantic tried."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -57,11 +57,11 @@ def _told(wanted: str) -> WrapValidator:
 
 Newcomers = Annotated[
     Annotated[Whole, Field(ge=1)] | Annotated[tuple[Name, ...], Field(min_length=1)] | None,
-    _told('a whole number above 0, or names of silos: ["silo-003"]'),
+    _stating('a whole number above 0, or names of silos: ["silo-003"]'),
 ]
 StepSeconds = Annotated[
     Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)] | None,
-    _told("seconds above 0, or a table of them by silo: { silo-000 = 0.1 }"),
+    _stating("seconds above 0, or a table of them by silo: { silo-000 = 0.1 }"),
 ]
 
 
@@ -165,9 +165,14 @@ class Attendance(Strict):
         enough = max(job.min_cohort, ceil(job.quorum * drawn))
         last = sorted(times.values())[min(enough, len(times)) - 1]
         seconds = min(last, job.round_timeout)
-        # Uploads that come in the moment of closing are taken.
-        members = tuple(silo for silo in steps if times[silo] <= seconds)
-        late = tuple(silo for silo in steps if times[silo] > seconds)
+        members: list[str] = []
+        late: list[str] = []
+        for silo, time in times.items():
+            # Uploads that come in the moment of closing are taken.
+            if time <= seconds:
+                members.append(silo)
+            else:
+                late.append(silo)
         if len(members) < job.min_cohort:
             first = job.rounds_before(round_) + 1
             raise LocalError(
@@ -176,7 +181,7 @@ class Attendance(Strict):
                 f" {', '.join(late)} took longer: a federation's job fails there; raise"
                 " round_timeout, or lower attendance.step_seconds or spread, or min_cohort"
             )
-        return Closed(members, late, seconds)
+        return Closed(tuple(members), tuple(late), seconds)
 
 
 EVERYONE = Attendance()

@@ -15,7 +15,7 @@ from ..run.scores import ALL, TITLES, spread
 from .finished_runs import Recorded
 from .markdown import NONE, escaped, method_table
 
-MOST_COLUMNS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # rounds since they joined
+SHOWN_ROUNDS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # rounds since they joined
 NEWCOMERS, OTHERS = "newcomers", "others"
 
 
@@ -68,19 +68,18 @@ def _table(
     groups: Mapping[str, Sequence[Recorded]], measure: str, join_after: int, form: ScoreForm
 ) -> str:
     kind = measure.partition("/")[2]
-    # By label: a row per seed of the mean scores, by rounds since the newcomers joined.
-    found = {
-        label: [_since(run, f"{NEWCOMERS}/{kind}", join_after) for run in runs]
-        for label, runs in groups.items()
-    }
-    seen = set().union(*(own for seeds in found.values() for own in seeds))
-    columns = [since for since in MOST_COLUMNS if since in seen]
+    # By label: for each seed the mean scores, by rounds since the newcomers joined.
+    found: dict[str, list[dict[int, float]]] = {}
+    for label, runs in groups.items():
+        found[label] = [_since(run, f"{NEWCOMERS}/{kind}", join_after) for run in runs]
+    seen = set().union(*chain.from_iterable(found.values()))
+    columns = list(filter(seen.__contains__, SHOWN_ROUNDS))
     rows = []
     for label, seeds in found.items():
         cells = [_cell([own.get(since) for own in seeds], form) for since in columns]
         others = [_since(run, f"{OTHERS}/{kind}", 0) for run in groups[label]]
-        ends = (list(map(_last, seeds)), list(map(_last, others)))
-        rows.append([escaped(label), *cells, *(_cell(end, form) for end in ends)])
+        cells += [_cell(list(map(_last, group)), form) for group in (seeds, others)]
+        rows.append([escaped(label), *cells])
     return method_table([*map(str, columns), "last round", "others"], rows)
 
 
@@ -88,9 +87,9 @@ def _since(run: Recorded, name: str, after: int) -> dict[int, float]:
     """The mean scores of a group of silos, by rounds since so many; earlier ones are left out."""
     found = {}
     for one in run.history:
-        for measure, own in apart(run, one):
-            if measure == name and one.rounds >= after:
-                found[one.rounds - after] = own.macro
+        own = dict(apart(run, one)).get(name)
+        if own is not None and one.rounds >= after:
+            found[one.rounds - after] = own.macro
     return found
 
 
@@ -128,14 +127,15 @@ def attendance_section(groups: Mapping[str, Sequence[Recorded]]) -> str:
 
 def _attended(run: Recorded) -> tuple[float, ...]:
     """How often silos took part, were absent and were late; simulated seconds, NaN without."""
-    here, absent, late, seconds = 0, 0, 0, nan
+    here, absent, late = 0, 0, 0
+    seconds = []
     for line in run.work:
         here += len(line.silos)
         absent += len(line.absent)
         late += len(line.late)
         if line.simulated is not None:
-            seconds = line.simulated + (0.0 if isnan(seconds) else seconds)
-    return here, absent, late, seconds
+            seconds.append(line.simulated)
+    return here, absent, late, sum(seconds) if seconds else nan
 
 
 def _count(values: Sequence[float]) -> str:

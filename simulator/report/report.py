@@ -10,9 +10,10 @@
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from math import isnan, nan
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..experiment.population import counts
 from ..experiment.sweep import Variant
 from .finished_runs import Recorded, by_label, finished_runs
 from .ranking import Ranking, rank, section, sweep_csv
-from .results_csv import results_csv, spent
+from .results_csv import Spent, results_csv, spent
 from .style import can_draw
 from .summary import Groups, Link, check_comparable, summary
 
@@ -121,25 +122,19 @@ def _paced(groups: Groups, histories: Any, form: ScoreForm) -> dict[Link, bytes 
     """The curves over bytes and seconds, real and simulated, where all runs have counted them."""
     from . import curves  # noqa: PLC0415 - as in ``_curves``
 
-    megabytes: dict[str, curves.Pace] = {}
-    seconds: dict[str, curves.Pace] = {}
-    simulated: dict[str, curves.Pace] = {}
-    for label, runs in groups.items():
-        taken = list(map(spent, runs))
-        megabytes[label] = curves.pace(
-            [{n: (own.bytes_up + own.bytes_down) / 1e6 for n, own in one.items()} for one in taken]
-        )
-        seconds[label] = curves.pace([{n: own.seconds for n, own in one.items()} for one in taken])
-        simulated[label] = curves.pace(
-            [{n: own.simulated for n, own in one.items()} for one in taken]
-        )
-    axes = (
-        (curves.MEGABYTES, megabytes),
-        (curves.SECONDS, seconds),
-        (curves.SIMULATED, simulated),
+    taken = {label: list(map(spent, runs)) for label, runs in groups.items()}
+    axes: tuple[tuple[curves.Axis, Callable[[Spent], float]], ...] = (
+        (curves.MEGABYTES, attrgetter("megabytes")),
+        (curves.SECONDS, attrgetter("seconds")),
+        (curves.SIMULATED, attrgetter("simulated")),
     )
     pictures: dict[Link, bytes | None] = {}
-    for axis, paces in axes:
+    for axis, of in axes:
+        paces = {}
+        for label, seeds in taken.items():
+            paces[label] = curves.pace(
+                [{rounds: of(own) for rounds, own in one.items()} for one in seeds]
+            )
         ends = (max(own.values(), default=nan) for own in paces.values())
         # A run whose seconds.csv is missing has no place on the axis, nor one without a clock.
         if not any(map(isnan, ends)):

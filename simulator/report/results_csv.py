@@ -50,6 +50,11 @@ class Spent:
     seconds: float
     simulated: float = nan
 
+    @property
+    def megabytes(self) -> float:
+        """Up and down together, in 10^6 bytes."""
+        return (self.bytes_up + self.bytes_down) / 1e6
+
 
 NOTHING = Spent(nan, 0, 0, 0.0)
 
