@@ -17,7 +17,7 @@ from ..experiment.plan import Run
 from ..run.disk import writing
 from .points import Point, settings, tracker_failed
 
-MODE = "WANDB_MODE"
+MODE, REPORTS = "WANDB_MODE", "WANDB_ERROR_REPORTING"
 RUN_ID = "wandb-run"  # in the folder of a run
 ROUNDS = "rounds"
 Mode: TypeAlias = Literal["online", "offline", "disabled"]
@@ -35,9 +35,12 @@ class WandbRun:
 
         LocalError where Weights & Biases is not installed, or does not answer.
         """
+        mode = _mode()
+        if mode != "online":
+            # Its service would report errors to its makers, whatever the mode.
+            os.environ.setdefault(REPORTS, "false")
         import wandb  # noqa: PLC0415 - an extra, whose import takes a second
 
-        mode = _mode()
         own = folder / RUN_ID
         if not own.exists():
             write_atomic(own, uuid.uuid4().hex.encode(), 0o644)

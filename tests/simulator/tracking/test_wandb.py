@@ -1,3 +1,4 @@
+import os
 import struct
 import sys
 from unittest.mock import Mock
@@ -21,6 +22,11 @@ def point(rounds, value):
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    # Remembered, since a run sets it.
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
+    monkeypatch.delenv("WANDB_ERROR_REPORTING")
+    # A busy machine may take long to start its service.
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
@@ -52,6 +58,7 @@ def test_a_run_that_goes_on_is_kept_once_and_nothing_is_sent(tmp_path):
     first = WandbRun(tmp_path, run, ())
     first.add([point(1, 0.125), point(2, 0.75)])  # the second after the last snapshot
     first.close()
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     wandb.teardown()  # as at a process's end, when the files are complete
     second = WandbRun(tmp_path, run, [point(1, 0.125)])
     second.add([point(2, 0.25)])
