@@ -18,7 +18,7 @@ from ...files.documents import write_atomic
 from ..experiment.plan import Run
 from .points import Point, settings, tracker_failed
 
-PLACE = "MLFLOW_TRACKING_URI"
+PLACE, NO_REPORTS = "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # in the folder of results
 RUN_ID = "mlflow-run"  # in the folder of a run
 MOST_AT_ONCE = 100  # settings in one call, MLflow's limit
@@ -34,6 +34,7 @@ class MlflowRun:
 
         LocalError where MLflow is not installed, or does not answer.
         """
+        _send_no_reports()
         # Only to be asked for: it takes a second to import.
         from mlflow.entities import Metric, Param  # noqa: PLC0415 - an extra
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
@@ -112,6 +113,7 @@ class MlflowRun:
 
 def check_installed() -> None:
     """LocalError, before anything runs, where MLflow is not installed, or cannot keep files."""
+    _send_no_reports()
     try:
         import mlflow.tracking  # noqa: F401, PLC0415 - an extra
 
@@ -122,3 +124,8 @@ def check_installed() -> None:
             "MLflow's package, or SQLAlchemy which it keeps runs with, is not installed; pip"
             " install 'staddle[tracking]', or leave --track mlflow out"
         ) from error
+
+
+def _send_no_reports() -> None:
+    # MLflow tells its makers, from its import on, what it is used for, wherever runs are kept.
+    os.environ.setdefault(NO_REPORTS, "true")

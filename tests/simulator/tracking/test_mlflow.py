@@ -1,3 +1,4 @@
+import os
 import sys
 
 import pytest
@@ -19,6 +20,9 @@ def point(rounds, value):
 @pytest.fixture(autouse=True)
 def nowhere_else(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # Remembered, since a run sets it.
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
 
 
 @pytest.mark.parametrize("package", ["mlflow", "sqlalchemy"])
@@ -38,6 +42,7 @@ def test_a_run_that_goes_on_stands_there_once(tmp_path):
     killed = MlflowRun(tmp_path, folder, run, ())
     killed.add([point(1, 0.1), point(2, 0.2)])
     killed.add([point(3, 0.3)])  # after the last snapshot
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     MlflowRun(tmp_path, beside, other, ()).close()
 
     resumed = MlflowRun(tmp_path, folder, run, [point(1, 0.1)])
@@ -62,6 +67,14 @@ def test_a_run_that_goes_on_stands_there_once(tmp_path):
     again = MlflowRun(tmp_path, folder, run, [point(1, 0.1)])
     again.close()
     assert len(client.search_runs([experiment.experiment_id])) == 3
+
+
+def test_its_makers_are_told_nothing_unless_somebody_asks(monkeypatch):
+    check_installed()
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    check_installed()
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path, monkeypatch):
