@@ -42,6 +42,7 @@ def execute(notebook: Any, folder: Path, kernel: KernelManager | None = None) ->
         notebook,
         km=kernel,
         timeout=SECONDS,
+        startup_timeout=SECONDS,
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     ).execute()
