@@ -8,13 +8,14 @@ from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.counting import ScoreForm
 from staddle.commands.console.printer import Screen
 from staddle.commands.simulate.progress import Bars, Lines, ReplacedLines, scores, shown
+from staddle.simulator.experiment.plan import Run
 
 DAYS = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")
 
 
 def run(label="pfedsim", seed=1, rounds=4, form=ACCURACY):
     job = SimpleNamespace(rounds=rounds, counting=SimpleNamespace(score=form))
-    return SimpleNamespace(label=label, seed=seed, job=job)
+    return Run(label, seed, job)
 
 
 def seen(rounds, measure="all/trained", correct=1):
