@@ -3,22 +3,19 @@
 import csv
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.counted import of_counts
-from support.simulated_jobs import SCHEDULE, make_population, make_run
+from support.finished_runs import finished
+from support.simulated_jobs import make_run
 
 from staddle.algorithms.engines.attendance import EVERYONE, Attendance
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.simulator.report.attendance_tables import attendance_section, newcomers_section
-from staddle.simulator.report.finished_runs import Recorded
 from staddle.simulator.report.results_csv import results_csv
 from staddle.simulator.report.summary import drawn, summary
-from staddle.simulator.run.manifest import identity
 from staddle.simulator.run.work_file import RoundWork
 
-POPULATION = make_population()
 WHO = Attendance(newcomers=("a", "c"), join_after=2, step_seconds=2.0)
 SILOS = ("d", "b", "a", "c")
 RECORDS = dict.fromkeys(SILOS, 10)
@@ -45,10 +42,8 @@ def history(*looks):
 
 def recorded(looks, seed=1, label="fedavg", who=WHO, work=WORK):
     run = replace(make_run("fedavg", seed, label, rounds=3, participation=1.0), attendance=who)
-    found = identity(run, POPULATION, SCHEDULE)
-    named = (Path("out") / label / f"seed-{seed}", label, seed, "fedavg", 3)
     timed = dict.fromkeys(range(4), 1.0)
-    return Recorded(*named, found.silos, history(*looks), True, found, 6.0, work, timed)
+    return finished(run, history(*looks), seconds=6.0, work=work, timed=timed)
 
 
 FIRST = recorded([(9, 9, 1, 3), (10, 10, 2, 4), (10, 8, 5, 7)])

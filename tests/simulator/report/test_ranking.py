@@ -4,16 +4,15 @@ import csv
 import io
 
 from support.counted import of_counts, of_scores
-from support.simulated_jobs import SCHEDULE, SILOS, make_population, make_run
+from support.finished_runs import finished
+from support.simulated_jobs import SILOS, make_run
 
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.counting import ScoreForm
 from staddle.simulator.experiment.sweep import Variant
 from staddle.simulator.report.finished_runs import Recorded
 from staddle.simulator.report.ranking import rank, section, sweep_csv
-from staddle.simulator.run.manifest import identity
 
-POPULATION = make_population()
 RECORDS = dict.fromkeys(SILOS, 10)
 DAYS = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")
 
@@ -29,15 +28,11 @@ def looks(test, validation=None, scored=of_counts):
 
 
 def recorded(label, history, seed=1, form=ACCURACY):
-    run = make_run("fedavg", seed, label)
-    found = identity(run, POPULATION, SCHEDULE)
-    named = (None, run.label, run.seed, "fedavg", run.job.rounds, found.silos)
-
     class Formed(Recorded):
         pass
 
     Formed.form = form
-    return Formed(*named, history, True, found, None)
+    return finished(make_run("fedavg", seed, label), history, Formed)
 
 
 def variants(*rates, method="fedavg"):

@@ -2,18 +2,16 @@
 
 import csv
 import io
-from pathlib import Path
 
 from support.counted import of_counts, of_scores
-from support.simulated_jobs import SCHEDULE, make_population, make_run
+from support.finished_runs import finished
+from support.simulated_jobs import make_run
 
-from staddle.simulator.report.finished_runs import Recorded
+from staddle.simulator.report.finished_runs import by_label
 from staddle.simulator.report.results_csv import COLUMNS, numbers, results_csv, spent
 from staddle.simulator.report.work_table import work_section, work_taken
-from staddle.simulator.run.manifest import identity
 from staddle.simulator.run.work_file import RoundWork
 
-POPULATION = make_population()
 HISTORY = (
     of_counts(1, "selected/after", {"a": 1}, {"a": 2}),
     of_counts(2, "all/trained", {"a": 1, "b": 3}, {"a": 2, "b": 4}),
@@ -27,17 +25,13 @@ WORK = (
 
 
 def recorded(label="fedavg", seed=1, work=WORK, timed=None, history=HISTORY):
-    found = identity(make_run("fedavg", seed, label), POPULATION, SCHEDULE)
     timed = {0: 1.0, 1: 2.0, 2: 3.0, 3: 0.0} if timed is None else timed
-    named = (Path("out") / label / f"seed-{seed}", label, seed, "fedavg", 2)
-    return Recorded(*named, found.silos, history, True, found, 6.0, work, timed)
+    fields = {"rounds": 2, "seconds": 6.0, "work": work, "timed": timed}
+    return finished(make_run("fedavg", seed, label), history, **fields)
 
 
 def table(*runs):
-    groups = {}
-    for run in runs:
-        groups.setdefault(run.label, []).append(run)
-    return list(csv.DictReader(io.StringIO(results_csv(groups))))
+    return list(csv.DictReader(io.StringIO(results_csv(by_label(runs)))))
 
 
 def test_a_row_is_one_number_with_what_was_spent_by_then():

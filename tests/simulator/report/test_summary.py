@@ -2,21 +2,20 @@
 
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import torch
 from support import jobs
 from support.counted import of_counts, of_scores
+from support.finished_runs import POPULATION, finished
 from support.refusals import refused
-from support.simulated_jobs import SCHEDULE, SILOS, SMALL, make_population, make_run
+from support.simulated_jobs import SILOS, SMALL, make_population, make_run
 
 from staddle.algorithms.partition.file import PartitionFile
 from staddle.simulator.experiment.plan import Run
-from staddle.simulator.report.finished_runs import Recorded
+from staddle.simulator.report.finished_runs import by_label
 from staddle.simulator.report.summary import Link, check_comparable, drawn, summary
-from staddle.simulator.run.manifest import identity
 
-POPULATION = make_population()
 RECORDS = {"d": 10, "b": 10, "a": 10, "c": 30}  # of a made-up test side
 PARTITION = PartitionFile.model_construct(
     data="digits|2",
@@ -31,21 +30,11 @@ def measured(rounds, measure, *correct):
 
 
 def recorded(label, seed, history, method="fedavg", seconds=None, **fields):
-    return record(make_run(method, seed, label, **fields), history, seconds)
-
-
-def record(run, history, seconds=None):
-    found = identity(run, POPULATION, SCHEDULE)
-    folder, method = Path("out") / run.label / f"seed-{run.seed}", run.job.method_name
-    named = (folder, run.label, run.seed, method, run.job.rounds)
-    return Recorded(*named, found.silos, history, True, found, seconds)
+    return finished(make_run(method, seed, label, **fields), history, seconds=seconds)
 
 
 def groups(*runs):
-    found = {}
-    for run in runs:
-        found.setdefault(run.label, []).append(run)
-    return found
+    return by_label(runs)
 
 
 def row(text, table, label):
@@ -174,7 +163,7 @@ def days(method, *scores):
     ]
     model = {**SMALL, "classes": None}
     job = jobs.make_job(method, model=model, silos=SILOS, seed=1, task=REGRESSION)
-    return record(Run(method, 1, job), history)
+    return finished(Run(method, 1, job), history)
 
 
 def test_of_a_regression_everything_is_in_its_unit_and_less_is_better():
