@@ -32,10 +32,12 @@ CHECKS = {
 def trackers(names: Iterable[str]) -> tuple[TrackerName, ...]:
     """The trackers of these names; LocalError for another name."""
     known = {name.value: name for name in TrackerName}
+    found = []
     for name in names:
         if name not in known:
             raise LocalError(f"track: {name!r} is none of {', '.join(known)}")
-    return tuple(known[name] for name in names)
+        found.append(known[name])
+    return tuple(found)
 
 
 def check_installed(names: Iterable[TrackerName]) -> None:

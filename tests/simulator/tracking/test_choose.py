@@ -89,6 +89,7 @@ def test_after_a_stop_it_begins_with_what_was_kept(tmp_path, opened):
 
 
 def test_names_are_those_of_trackers():
-    assert trackers(["wandb", "tensorboard"]) == (TrackerName.WANDB, TrackerName.TENSORBOARD)
+    names = iter(["wandb", "tensorboard"])
+    assert trackers(names) == (TrackerName.WANDB, TrackerName.TENSORBOARD)
     with refused("track: 'mlfow' is none of tensorboard, mlflow, wandb"):
         trackers(["mlfow"])
