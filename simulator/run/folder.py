@@ -215,11 +215,6 @@ def _lengthened(path: Path, there: RunManifest, here: RunManifest) -> RunManifes
     _check_made_alike(path, there, here)
     longer, index = _digest(here), read_index(path)
     if index is not None and index.run != longer:
-        if not index.files:
-            raise LocalError(
-                f"{path}: ended after {there.rounds} rounds and kept no snapshot to resume from"
-                f" (keep_models = false); choose another --out for {here.rounds} rounds"
-            )
         snapshots = Snapshots(path, _digest(there))
         # Every byte is checked before a result goes: without the snapshot nothing could resume.
         snapshots.load()

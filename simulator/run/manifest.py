@@ -168,6 +168,8 @@ def check_continues(folder: Path, there: RunManifest, run: Run, here: RunManifes
     index = read_index(folder)
     done = 0 if index is None else index.round
     fault = lengthening_fault(as_there, run.job, done)
+    if index is not None and not index.files:
+        fault = "it kept no snapshot to resume from (simulation.keep_models = false)"
     if fault:
         raise LocalError(
             f"{folder}: holds a run of {there.rounds} rounds that cannot be lengthened to"
