@@ -44,6 +44,8 @@ INDEX, FOLDER = "snapshot.json", "snapshot"
 # a file takes no more entries than reach this: a multiple of it is in memory
 PACK_BYTES = 64 * 1024 * 1024
 OURS = re.compile(r"[0-9]{8,}\.safetensors")
+# Of a folder that somebody gave, since results are removed when a run is lengthened.
+RESULT = r"^(models/)?[^./\x00][^/\x00]*$"
 ONE = ""  # the room of what is no silo's state
 
 Source: TypeAlias = SiloState | Tensors
@@ -68,7 +70,7 @@ class FinishedRun(Strict):
     """
 
     history: Prefix
-    results: tuple[str, ...]
+    results: tuple[Annotated[str, Field(pattern=RESULT)], ...]
     work: Prefix = NOTHING
 
 

@@ -7,6 +7,7 @@ run's folder: a run that resumes adds to its own what that lacks.
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,11 +17,14 @@ from typing import Any, TypeVar
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Run
-from .points import Point, settings, tracker_failed
+from .points import Point, settings
 
-PLACE, NO_REPORTS = "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"
+PLACE = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # in the folder of results
+USAGE = "MLFLOW_DISABLE_TELEMETRY"
 RUN_ID = "mlflow-run"  # in the folder of a run
+OURS = re.compile(rb"[0-9a-f]{32}")  # MLflow's ids
+SECRETS = re.compile(r"//[^/@\s]*@")  # of an address: who asks, and the password
 MOST_AT_ONCE = 100  # settings in one call, MLflow's limit
 
 Found = TypeVar("Found")
@@ -34,7 +38,7 @@ class MlflowRun:
 
         LocalError where MLflow is not installed, or does not answer.
         """
-        _send_no_reports()
+        _stay_silent()
         # Only to be asked for: it takes a second to import.
         from mlflow.entities import Metric, Param  # noqa: PLC0415 - an extra
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
@@ -77,18 +81,21 @@ class MlflowRun:
     ) -> tuple[str, set[tuple[str, int]]]:
         """The run's id, and the name and step of what it has: one of before, or a new one."""
         experiment = self._client.get_experiment_by_name(run.job.name)
-        if experiment is None:
-            own = self._client.create_experiment(run.job.name, artifact_location=artifacts)
-        else:
-            own = experiment.experiment_id
-        known = kept.read_text(encoding="ascii") if kept.exists() else ""
+        number = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(run.job.name, artifact_location=artifacts)
+        )
+        given = kept.read_bytes() if kept.exists() else b""
+        known = given.decode() if OURS.fullmatch(given) else ""
         # Under this experiment alone: a database that was removed has other runs by now.
-        if known in {one.info.run_id for one in self._client.search_runs([own])}:
+        if known and self._client.search_runs([number], f"attributes.run_id = '{known}'"):
             self._client.update_run(known, status="RUNNING")
             return known, self._steps(known)
 
         tags = {"staddle.label": run.label, "staddle.seed": str(run.seed)}
-        made = self._client.create_run(own, tags=tags, run_name=run.title).info.run_id
+        title = f"{run.label}, seed {run.seed}"
+        made = self._client.create_run(number, tags=tags, run_name=title).info.run_id
         write_atomic(kept, made.encode(), 0o644)
         for first in range(0, len(parameters), MOST_AT_ONCE):
             some = parameters[first : first + MOST_AT_ONCE]
@@ -108,12 +115,16 @@ class MlflowRun:
         try:
             return ask()
         except self._fault as error:
-            raise tracker_failed(f"MLflow at {self._place}", "mlflow", error) from error
+            failure = SECRETS.sub("//", f"MLflow at {self._place} failed: {error}")
+            raise LocalError(
+                f"{failure}; the same command resumes once it is mended, and without --track mlflow"
+                " it needs none"
+            ) from error
 
 
 def check_installed() -> None:
     """LocalError, before anything runs, where MLflow is not installed, or cannot keep files."""
-    _send_no_reports()
+    _stay_silent()
     try:
         import mlflow.tracking  # noqa: F401, PLC0415 - an extra
 
@@ -126,6 +137,6 @@ def check_installed() -> None:
         ) from error
 
 
-def _send_no_reports() -> None:
-    # MLflow tells its makers, from its import on, what it is used for, wherever runs are kept.
-    os.environ.setdefault(NO_REPORTS, "true")
+def _stay_silent() -> None:
+    # Before its import: else it tells its makers of each run, unless a person has decided.
+    os.environ.setdefault(USAGE, "true")

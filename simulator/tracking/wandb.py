@@ -5,6 +5,7 @@ its own count the points, and ``rounds`` is among the numbers, as the axis of al
 """
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -15,11 +16,25 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Run
 from ..run.disk import writing
-from .points import Point, settings, tracker_failed
+from .points import Point, settings
 
-MODE, REPORTS = "WANDB_MODE", "WANDB_ERROR_REPORTING"
+MODE = "WANDB_MODE"
+REPORTS = "WANDB_ERROR_REPORTING"
 RUN_ID = "wandb-run"  # in the folder of a run
+OURS = re.compile(rb"[0-9a-f]{32}")  # anything else may be a pattern, or lead out of the folder
 ROUNDS = "rounds"
+# Neither what is printed, nor the program of whoever runs this, its machine, paths and packages.
+NOTHING_ELSE: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "host": "-",
+}
 Mode: TypeAlias = Literal["online", "offline", "disabled"]
 
 
@@ -35,14 +50,10 @@ class WandbRun:
 
         LocalError where Weights & Biases is not installed, or does not answer.
         """
+        wandb = _package()
         mode = _mode()
-        if mode != "online":
-            # Its service would report errors to its makers, whatever the mode.
-            os.environ.setdefault(REPORTS, "false")
-        import wandb  # noqa: PLC0415 - an extra, whose import takes a second
-
         own = folder / RUN_ID
-        if not own.exists():
+        if not own.exists() or not OURS.fullmatch(own.read_bytes()):
             write_atomic(own, uuid.uuid4().hex.encode(), 0o644)
         run_id = own.read_text(encoding="ascii")
         for old in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
@@ -54,19 +65,19 @@ class WandbRun:
                 dir=str(folder),
                 project=run.job.name,
                 id=run_id,
-                name=run.title,
+                name=f"{run.label}, seed {run.seed}",
                 group=run.label,
                 config=dict(settings(run.job.document())),
                 resume="allow" if mode == "online" else None,
-                # Neither what is printed nor the program of whoever runs this leaves.
-                settings=wandb.Settings(
-                    console="off", silent=True, disable_git=True, disable_code=True
-                ),
+                settings=wandb.Settings(**NOTHING_ELSE),
             )
             self._run.define_metric(ROUNDS)
             self._run.define_metric("*", step_metric=ROUNDS)
         except wandb.errors.Error as error:
-            raise tracker_failed("Weights & Biases", "wandb", error) from error
+            raise LocalError(
+                f"Weights & Biases failed: {error}; the same command resumes once it is mended, and"
+                " without --track wandb it needs none"
+            ) from error
         # Each point is one of its steps. What a killed process sent is measured again, alike.
         self._sent: int = self._run.step
         self.add(kept)
@@ -96,9 +107,17 @@ def _mode() -> Mode:
 def check_installed() -> None:
     """LocalError, before anything runs, where Weights & Biases is not installed."""
     try:
-        import wandb  # noqa: F401, PLC0415 - an extra
+        _package()
     except ModuleNotFoundError as error:
         raise LocalError(
             "the package of Weights & Biases is not installed; pip install 'staddle[tracking]', or"
             " leave --track wandb out"
         ) from error
+
+
+def _package() -> Any:
+    # Its faults go to its maker, offline runs' too, unless a person has decided otherwise.
+    os.environ.setdefault(REPORTS, "false")
+    import wandb  # noqa: PLC0415 - an extra, whose import takes a second
+
+    return wandb

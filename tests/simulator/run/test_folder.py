@@ -4,9 +4,11 @@ What is not its own is refused.
 """
 
 import errno
+import json
 import re
 import shutil
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from support.snapshots import story, told
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.training.silo_round import Seen, state_to_bytes
 from staddle.errors import UnwritableError
+from staddle.files.documents import canonical_json
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.report.finished_runs import load_runs
 from staddle.simulator.run.folder import folder_of, opened
@@ -317,6 +320,21 @@ def test_a_kill_while_it_is_lengthened_changes_no_result(tmp_path, quick, monkey
         live(out, seen.append)
         assert seen[0] >= 2
         assert results(folder_of(out, LIFE)) == whole
+
+
+@pytest.mark.parametrize("elsewhere", ["../../own.txt", "models/../../../own.txt", "{}/own.txt"])
+def test_an_edited_list_of_results_removes_nothing_elsewhere(made, elsewhere):
+    own = made.parents[1] / "own.txt"
+    own.write_text("of somebody")
+    index = json.loads((made / "snapshot.json").read_text())["index"]
+    index["finished"]["results"].append(elsewhere.format(own.parent))
+    digest = sha256(canonical_json(index)).hexdigest()
+    sealed = canonical_json({"index": index, "sha256": digest})
+    (made / "snapshot.json").write_bytes(sealed + b"\n")
+    longer = make_run(rounds=RUN.job.rounds + 1)
+    with refused(r"snapshot\.json.*finished\.results.*restore it"):
+        conduct(made.parents[1], longer, POPULATION)
+    assert own.exists()
 
 
 def test_a_full_disk_at_any_call_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):

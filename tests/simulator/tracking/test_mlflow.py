@@ -2,6 +2,7 @@ import os
 import sys
 
 import pytest
+from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 from mlflow.tracking import MlflowClient
 from support.refusals import refused
 from support.simulated_jobs import make_run
@@ -62,11 +63,12 @@ def test_a_run_that_goes_on_stands_there_once(tmp_path):
     assert own.data.params["rounds"] == "3"
     assert own.data.tags["staddle.seed"] == "7"
 
-    # of another database
-    (folder / "mlflow-run").write_text("0" * 32)
-    again = MlflowRun(tmp_path, folder, run, [point(1, 0.1)])
-    again.close()
-    assert len(client.search_runs([experiment.experiment_id])) == 3
+    # of another database, or edited
+    for kept in (b"0" * 32, b"\xff' OR '1"):
+        (folder / "mlflow-run").write_bytes(kept)
+        again = MlflowRun(tmp_path, folder, run, [point(1, 0.1)])
+        again.close()
+    assert len(client.search_runs([experiment.experiment_id])) == 4
 
 
 def test_its_makers_are_told_nothing_unless_somebody_asks(monkeypatch):
@@ -81,3 +83,19 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://there")
     with refused("MLflow at nonsense://there failed: .*without --track mlflow"):
         MlflowRun(tmp_path, tmp_path, make_run(), ())
+
+
+def test_a_password_is_in_no_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://me:secret@there")
+    with refused("MLflow at nonsense://there failed: ") as caught:
+        MlflowRun(tmp_path, tmp_path, make_run(), ())
+    assert "secret" not in str(caught.value)
+
+
+def test_its_makers_are_told_nothing(monkeypatch):
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    check_installed()
+    assert MLFLOW_DISABLE_TELEMETRY.get() is True
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    check_installed()
+    assert MLFLOW_DISABLE_TELEMETRY.get() is False

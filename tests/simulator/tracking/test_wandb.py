@@ -1,6 +1,7 @@
-import os
+import socket
 import struct
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -22,11 +23,6 @@ def point(rounds, value):
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    # Remembered, since a run sets it.
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
-    monkeypatch.delenv("WANDB_ERROR_REPORTING")
-    # A busy machine may take long to start its service.
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
@@ -58,7 +54,6 @@ def test_a_run_that_goes_on_is_kept_once_and_nothing_is_sent(tmp_path):
     first = WandbRun(tmp_path, run, ())
     first.add([point(1, 0.125), point(2, 0.75)])  # the second after the last snapshot
     first.close()
-    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     wandb.teardown()  # as at a process's end, when the files are complete
     second = WandbRun(tmp_path, run, [point(1, 0.125)])
     second.add([point(2, 0.25)])
@@ -69,6 +64,43 @@ def test_a_run_that_goes_on_is_kept_once_and_nothing_is_sent(tmp_path):
         ("1", "0.125"),
         ("2", "0.25"),
     ]
+
+
+def test_nothing_of_the_machine_is_kept(tmp_path, monkeypatch):
+    """Whoever sends a kept run later sends what is in it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "the-host-of-a-person")
+    kept = WandbRun(tmp_path, make_run(), ())
+    kept.add([point(1, 0.5)])
+    kept.close()
+    wandb.teardown()
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"rounds" in path.read_bytes()
+    for own in ("the-host-of-a-person", sys.executable, str(Path.cwd()), sys.argv[0], "psutil"):
+        assert own.encode() not in path.read_bytes()
+    assert not [one for one in path.parent.rglob("files/*") if one.is_file()]
+
+
+def test_faults_are_not_told_to_its_maker(monkeypatch):
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
+    check_installed()
+    assert wandb.env.error_reporting_enabled() is False
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
+    check_installed()
+    assert wandb.env.error_reporting_enabled() is True
+
+
+@pytest.mark.parametrize("edited", ["x/../../../others", "*", "", "\udcff"])
+def test_an_edited_id_removes_nothing_of_others(tmp_path, monkeypatch, edited):
+    folder = tmp_path / "run"
+    others, earlier = tmp_path / "others", folder / "wandb" / "offline-run-1-x"
+    for each in (others, earlier):
+        each.mkdir(parents=True)
+    (folder / "wandb-run").write_bytes(edited.encode(errors="surrogateescape"))
+    monkeypatch.setattr("wandb.init", lambda **_: Mock(step=0))
+    WandbRun(folder, make_run(), ())
+    assert others.exists()
+    assert earlier.exists()
+    assert len((folder / "wandb-run").read_text()) == 32
 
 
 def test_what_was_sent_is_not_sent_again(tmp_path, monkeypatch):
