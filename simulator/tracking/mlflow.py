@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Run
-from .points import Point, settings
+from .points import Point, settings, tracker_failed
 
 PLACE = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"  # in the folder of results
@@ -81,11 +81,10 @@ class MlflowRun:
     ) -> tuple[str, set[tuple[str, int]]]:
         """The run's id, and the name and step of what it has: one of before, or a new one."""
         experiment = self._client.get_experiment_by_name(run.job.name)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(run.job.name, artifact_location=artifacts)
-        )
+        if experiment is None:
+            number = self._client.create_experiment(run.job.name, artifact_location=artifacts)
+        else:
+            number = experiment.experiment_id
         given = kept.read_bytes() if kept.exists() else b""
         known = given.decode() if OURS.fullmatch(given) else ""
         # Under this experiment alone: a database that was removed has other runs by now.
@@ -94,8 +93,7 @@ class MlflowRun:
             return known, self._steps(known)
 
         tags = {"staddle.label": run.label, "staddle.seed": str(run.seed)}
-        title = f"{run.label}, seed {run.seed}"
-        made = self._client.create_run(number, tags=tags, run_name=title).info.run_id
+        made = self._client.create_run(number, tags=tags, run_name=run.title).info.run_id
         write_atomic(kept, made.encode(), 0o644)
         for first in range(0, len(parameters), MOST_AT_ONCE):
             some = parameters[first : first + MOST_AT_ONCE]
@@ -115,11 +113,8 @@ class MlflowRun:
         try:
             return ask()
         except self._fault as error:
-            failure = SECRETS.sub("//", f"MLflow at {self._place} failed: {error}")
-            raise LocalError(
-                f"{failure}; the same command resumes once it is mended, and without --track mlflow"
-                " it needs none"
-            ) from error
+            tool, why = (SECRETS.sub("//", text) for text in (self._place, str(error)))
+            raise tracker_failed(f"MLflow at {tool}", "mlflow", why) from error
 
 
 def check_installed() -> None:

@@ -40,10 +40,10 @@ class PointTracker(Protocol):
         ...
 
 
-def tracker_failed(tool: str, name: str, error: Exception) -> LocalError:
+def tracker_failed(tool: str, name: str, why: object) -> LocalError:
     """What to say where a tool does not take points; ``name`` is that of ``--track``."""
     return LocalError(
-        f"{tool} failed: {error}; the same command resumes once it is mended, and without --track"
+        f"{tool} failed: {why}; the same command resumes once it is mended, and without --track"
         f" {name} it needs none"
     )
 

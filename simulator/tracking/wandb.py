@@ -16,7 +16,7 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ..experiment.plan import Run
 from ..run.disk import writing
-from .points import Point, settings
+from .points import Point, settings, tracker_failed
 
 MODE = "WANDB_MODE"
 REPORTS = "WANDB_ERROR_REPORTING"
@@ -65,7 +65,7 @@ class WandbRun:
                 dir=str(folder),
                 project=run.job.name,
                 id=run_id,
-                name=f"{run.label}, seed {run.seed}",
+                name=run.title,
                 group=run.label,
                 config=dict(settings(run.job.document())),
                 resume="allow" if mode == "online" else None,
@@ -74,10 +74,7 @@ class WandbRun:
             self._run.define_metric(ROUNDS)
             self._run.define_metric("*", step_metric=ROUNDS)
         except wandb.errors.Error as error:
-            raise LocalError(
-                f"Weights & Biases failed: {error}; the same command resumes once it is mended, and"
-                " without --track wandb it needs none"
-            ) from error
+            raise tracker_failed("Weights & Biases", "wandb", error) from error
         # Each point is one of its steps. What a killed process sent is measured again, alike.
         self._sent: int = self._run.step
         self.add(kept)
