@@ -8,14 +8,16 @@ as bytes in place of pointers. So a small machine of our own follows the instruc
 all others;
 (2) it calls nothing. The few names that arrays need become descriptions, and an array is made from
 its bytes after dtype and shape were checked against their number;
-(3) what it makes is never larger than the file, but for references to one object in many places:
-whoever walks through the result must count.
+(3) the arrays it makes are views of the file's bytes, and what else it makes of a few instructions
+is asked for before; references to one object in many places are for whoever walks through the
+result to count.
 """
 
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from pickletools import genops
 from typing import Any
 
@@ -23,8 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LocalError
+from ...files.file_bounds import check_fits
 
 MOST_STEPS = 8_000_000  # an instruction takes a microsecond, a number of a list one of them
+STEP_BYTES = 200  # that an instruction makes at most, beside the file's own: an array
+ASKED_EVERY = 2**18  # instructions, after which the available memory is checked again
 MOST_SIDES = 32  # of an array
 LONGEST_NAME = 80  # characters of a foreign name that an error repeats
 NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")  # numpy's codes of plain numbers
@@ -65,11 +70,12 @@ class _Dtype:
 def read_pickled(content: bytes, where: str) -> Any:
     """The value: numbers, texts, bytes, None, tuples, lists, dictionaries and ``PickledArray``.
 
-    Keys of dictionaries are texts or whole numbers. Nested lists may hold themselves. LocalError,
-    which names ``where``, for a pickle of anything else.
+    Keys of dictionaries are texts, also those that were whole numbers. Nested lists may hold
+    themselves. LocalError, which names ``where``, for a pickle of anything else, or where what it
+    makes would not fit the memory.
     """
     try:
-        return _Machine().run(content)
+        return _Machine(where).run(content)
     except FAULTS as error:
         detail = f": {error}" if isinstance(error, _HostilePickleError) else ""
         raise LocalError(
@@ -82,6 +88,7 @@ def read_pickled(content: bytes, where: str) -> Any:
 class _Machine:
     """The stack of a pickle, its marks, and what it remembers by number."""
 
+    where: str
     stack: list[Any] = field(default_factory=list)
     below: list[list[Any]] = field(default_factory=list)  # stacks below each mark
     memo: dict[int, Any] = field(default_factory=dict)
@@ -90,6 +97,8 @@ class _Machine:
         for number, (code, argument, _) in enumerate(genops(content)):
             if number == MOST_STEPS:
                 raise _HostilePickleError(f"more than {MOST_STEPS:,} instructions")
+            if number % ASKED_EVERY == 0:
+                check_fits(Path(self.where), ASKED_EVERY * STEP_BYTES, "what it makes")
             if code.name not in STEPS:
                 raise _HostilePickleError(f"it has the instruction {code.name}")
             STEPS[code.name](self, argument)
@@ -121,7 +130,8 @@ class _Machine:
             # A tuple of tuples of tuples would have the interpreter run out of its own stack.
             if type(key) not in (str, int):
                 raise _HostilePickleError("a dictionary has keys of another type")
-            target[key] = value
+            # Python's hashes of texts are salted; of numbers, many can have the same.
+            target[str(key)] = value
 
     def name(self, module: Any, name: Any) -> None:
         full = " ".join(_of_type(each, str) for each in (module, name))

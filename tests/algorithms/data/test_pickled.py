@@ -12,11 +12,12 @@ from staddle.algorithms.data import pickled
 from staddle.algorithms.data.arrays import read_object
 from staddle.algorithms.data.pickled import read_pickled
 from staddle.errors import LocalError
+from staddle.files import file_bounds
 
 PLAIN = {
     "numbers": [0, 255, -1, 2**31, 2**70, -(2**40), 1.5, True, False, None],
     "texts": ["", "ö", "x" * 300, b"raw", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
-    7: [list(range(2000)), {}, [], [{"a": [1]}]],
+    "lists": [list(range(2000)), {}, [], [{"a": [1]}]],
 }
 ARRAYS = {
     "c": np.arange(6, dtype=np.int32).reshape(2, 3),
@@ -134,6 +135,23 @@ def test_what_is_nested_deeply_ends_no_process():
             continue
         with refused("not a pickle of plain numbers"):
             read_pickled(content, "x")
+
+
+def test_numbers_with_one_hash_take_no_longer_than_others():
+    """They would be compared with each other, each with each."""
+    alike = {number * (2**61 - 1): None for number in range(3)}
+    assert len(set(map(hash, alike))) == 1
+    assert read_pickled(pickle.dumps(alike), "x") == dict.fromkeys(map(str, alike))
+
+
+def test_what_a_few_bytes_make_is_asked_for(monkeypatch):
+    monkeypatch.setattr(pickled, "ASKED_EVERY", 100)
+    asked = []
+    available = iter([10**6, 10**4])
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: asked.append(1) or next(available))
+    with refused("x: what it makes would take 20,000 bytes of memory, 10,000 are available"):
+        read_pickled(b"\x80\x04(" + b"}" * 1000 + b"t.", "x")
+    assert len(asked) == 2
 
 
 def test_a_bound_of_instructions(monkeypatch):
