@@ -18,41 +18,49 @@ from typing import Any, BinaryIO, TypeAlias
 
 from ...errors import LocalError
 
+WHOLE, LONG, LIST, STRUCT = 5, 6, 9, 12  # types of fields: numbers of 32 and of 64 bits
 DEEPEST = 12  # structs and lists in each other: those of Parquet have eight
 LONG_LIST = 15  # in a list's first byte: its length follows
 OTHERS = "has headers with fields of other types"
 
-Fields: TypeAlias = dict[int, Any]  # by number: whole numbers, structs and lists of these
+Field: TypeAlias = tuple[int, int]  # a number, and the type that is to stand there
+Fields: TypeAlias = dict[int, tuple[int, Any]]  # by number: the type that stands there, the value
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """The fields of a struct; None for texts and truth values, which nobody needs here."""
+    """The fields of a struct; None for texts and truth values, which nobody needs here.
+
+    Apache Thrift passes over a field whose type is not that of the format, as if it were not there.
+    No program writes one, so it is refused.
+    """
 
     path: Path
     fields: Fields
 
-    def number(self, field: int) -> int:
+    def number(self, field: Field) -> int:
         """A whole number from 0 on, 0 where it is missing; LocalError for something else."""
-        found = self.fields.get(field, 0)
-        if isinstance(found, int) and found >= 0:
+        found: int = self._value(field, 0)
+        if found >= 0:
             return found
         raise damaged(self.path, "has a size that is none in its headers")
 
-    def struct(self, field: int) -> "Struct":
+    def struct(self, field: Field) -> "Struct":
         """A struct, an empty one where it is missing; LocalError for something else."""
-        return self._struct(self.fields.get(field, {}))
+        return Struct(self.path, self._value(field, {}))
 
-    def structs(self, field: int) -> "list[Struct]":
+    def structs(self, field: Field) -> "list[Struct]":
         """A list of structs, an empty one where it is missing; LocalError for something else."""
-        found = self.fields.get(field, [])
-        if isinstance(found, list):
-            return list(map(self._struct, found))
+        found = self._value(field, [])
+        if all(isinstance(own, dict) for own in found):
+            return [Struct(self.path, own) for own in found]
         raise damaged(self.path, OTHERS)
 
-    def _struct(self, found: Any) -> "Struct":
-        if isinstance(found, dict):
-            return Struct(self.path, found)
+    def _value(self, field: Field, missing: Any) -> Any:
+        number, wanted = field
+        kind, value = self.fields.get(number, (wanted, missing))
+        if kind == wanted:
+            return value
         raise damaged(self.path, OTHERS)
 
 
@@ -94,7 +102,7 @@ class _CompactReader:
             # Readers differ in what they make of a field that is there twice.
             if not before < number < 2**15:
                 raise damaged(self._path, "has headers whose fields are out of order")
-            found[number] = self._value(self._readers.get(kind))
+            found[number] = kind, self._value(self._readers.get(kind))
         return found
 
     def _value(self, reader: Callable[[], Any] | None) -> Any:
@@ -115,7 +123,10 @@ class _CompactReader:
         return [self._value(reader) for _ in range(count)]
 
     def _whole(self, bits: int) -> int:
-        value = self._varint() & (1 << bits) - 1
+        value = self._varint()
+        # Readers differ in which bits of a longer one they take.
+        if value >> bits:
+            raise damaged(self._path, "has a number that is too long in its headers")
         return (value >> 1) ^ -(value & 1)
 
     def _varint(self) -> int:

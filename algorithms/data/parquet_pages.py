@@ -17,16 +17,20 @@ from typing import Any, BinaryIO, TypeAlias
 
 from ...errors import LocalError
 from ...files.file_bounds import check_fits
-from .compact_structs import Struct, damaged, read_struct
+from .compact_structs import LIST, LONG, STRUCT, WHOLE, Struct, damaged, read_struct
 
 # From the file's metadata to a column chunk, and what that says.
-ROW_GROUPS, COLUMNS, CHUNK = 4, 1, 3
-CODEC, COUNT, LENGTH, DATA_PAGES, DICTIONARY_PAGE = 4, 5, 7, 9, 11
+ROW_GROUPS, COLUMNS, CHUNK = (4, LIST), (1, LIST), (3, STRUCT)
+CODEC, COUNT, LENGTH, DATA_PAGES, DICTIONARY_PAGE = (
+    *((4, WHOLE), (5, LONG), (7, LONG), (9, LONG), (11, LONG)),
+)
 # Kinds of pages, and the fields of PageHeader that have more of each.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-KIND, SIZE, STORED = 1, 2, 3
-MORE = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
-VALUES, ENCODING = 1, {DATA: 2, DICTIONARY: 2, DATA_V2: 4}
+KIND, SIZE, STORED = (1, WHOLE), (2, WHOLE), (3, WHOLE)
+NO_MORE = (0, STRUCT)
+MORE = {DATA: (5, STRUCT), DICTIONARY: (7, STRUCT), DATA_V2: (8, STRUCT)}
+VALUES = (1, WHOLE)
+ENCODING = {DATA: (2, WHOLE), DICTIONARY: (2, WHOLE), DATA_V2: (4, WHOLE)}
 # Lengths in these are packed: few bytes may say billions of values, or repeat one without end.
 UNBOUNDED = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 # Those that pyarrow unpacks by itself, too.
@@ -180,17 +184,22 @@ def _pages(path: Path, file: BinaryIO, chunks: Chunks, place: int) -> Iterator[P
         if end > whole:
             raise damaged(path, "names pages beyond its end")
         # As pyarrow: there may be no page of no values.
-        while start < end and group[place].number(COUNT):
+        count = left = group[place].number(COUNT)
+        while start < end and count:
             file.seek(start)
             page = _page(path, file, group[place].number(CODEC))
             start = page.place + page.stored
+            left -= page.values * (page.kind != DICTIONARY)
             yield page
+        # pyarrow looks for them a little beyond the end, where old writers may have left them.
+        if left > 0:
+            raise damaged(path, "has pages of fewer values than it says")
 
 
 def _page(path: Path, file: BinaryIO, codec: int) -> ParquetPage:
     """The page whose header begins here."""
     header = read_struct(path, file)
     kind, size, stored = map(header.number, (KIND, SIZE, STORED))
-    more = header.struct(MORE.get(kind, 0))
-    values, encoding = more.number(VALUES), more.number(ENCODING.get(kind, 0))
+    more = header.struct(MORE.get(kind, NO_MORE))
+    values, encoding = more.number(VALUES), more.number(ENCODING.get(kind, VALUES))
     return ParquetPage(kind, size, values, encoding, codec, file.tell(), stored)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from staddle.algorithms.data.compact_structs import read_struct
+from staddle.algorithms.data.compact_structs import LIST, LONG, STRUCT, WHOLE, read_struct
 
 PATH = Path("some.parquet")
 
@@ -26,19 +26,29 @@ def test_fields_of_every_type():
     )
     file = BytesIO(written)
     found = read_struct(PATH, file)
-    known = {number: own for number, own in found.fields.items() if own is not None}
-    wanted = {1: 2, 3: -2, 6: 7, 9: [{1: 5}, {}], 10: [None, None], 128: [1, 2], 129: {1: 64}}
-    assert known == wanted
+    known = {number: own for number, own in found.fields.items() if own[1] is not None}
+    assert known == {
+        1: (WHOLE, 2),
+        3: (LONG, -2),
+        6: (3, 7),
+        9: (LIST, [{1: (WHOLE, 5)}, {}]),
+        10: (LIST, [None, None]),
+        128: (LIST, [1, 2]),
+        129: (STRUCT, {1: (WHOLE, 64)}),
+    }
     assert file.read() == b"\xff"
-    assert [found.number(1), found.number(2), found.struct(129).number(1)] == [2, 0, 64]
-    assert [own.fields for own in found.structs(9)] == [{1: 5}, {}]
-    assert (found.struct(2).fields, found.structs(2)) == ({}, [])
-    for wrong in (lambda: found.number(3), lambda: found.number(9)):
-        with refused("some.parquet: cannot read it as Parquet: it has a size that is none in its"):
-            wrong()
-    for wrong in (lambda: found.struct(1), lambda: found.structs(1)):
+    numbers = (found, (1, WHOLE)), (found, (2, LONG)), (found.struct((129, STRUCT)), (1, WHOLE))
+    assert [own.number(field) for own, field in numbers] == [2, 0, 64]
+    assert [own.fields for own in found.structs((9, LIST))] == [{1: (WHOLE, 5)}, {}]
+    assert (found.struct((2, STRUCT)).fields, found.structs((2, LIST))) == ({}, [])
+    with refused("some.parquet: cannot read it as Parquet: it has a size that is none in its"):
+        found.number((3, LONG))
+    for ask, field in (
+        *((found.number, (9, LONG)), (found.number, (1, LONG)), (found.number, (3, WHOLE))),
+        *((found.struct, (1, STRUCT)), (found.structs, (1, LIST)), (found.structs, (10, LIST))),
+    ):
         with refused("it has headers with fields of other types; write it again"):
-            wrong()
+            ask(field)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,8 @@ def test_fields_of_every_type():
         ("19 1c" * 99, "it has headers with fields of other types"),
         ("1b", "it has headers with fields of other types"),
         ("15" + "ff" * 11, "it has a number without an end in its headers"),
+        ("06 96 80 04 08", "it has a number that is too long in its headers"),  # a field's
+        ("15 80 80 80 80 10 00", "it has a number that is too long in its headers"),
         ("", "it ends within its headers"),
         ("18 ff ff ff ff 7f", "it ends within its headers"),
         ("19 fc ff ff ff ff 7f 00 00", "it ends within its headers"),

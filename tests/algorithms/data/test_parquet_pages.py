@@ -186,16 +186,30 @@ def test_files_as_others_write_them(written, version, compression, dictionary):
     assert read(path).ids == tuple(names)
 
 
+def test_a_place_of_the_dictionary_that_pyarrow_passes_over(written):
+    """Pages there would be counted, and others be unpacked."""
+    path = written(["a", "b"])
+    assert read(path).ids == ("a", "b")
+    # The field after that of the first page, of 64 bits, and then one of 32.
+    data = path.read_bytes()
+    assert data.count(b"\x26\x08\x29") == 1
+    path.write_bytes(data.replace(b"\x26\x08\x29", b"\x25\x08\x29"))
+    with refused("cannot read it as Parquet: it has headers with fields of other types"):
+        read(path)
+
+
 # Headers that no program writes.
 
+ONE_VALUE = b"\x15\x00\x15\x00\x15\x00\x2c\x15\x02\x00\x00"  # a page of no bytes
 SIZES = b"\x15\x00\x15\x0a\x15\x0a"  # a data page of five bytes
 
 
 def needs(header, start=0, length=None, kind="BYTE_ARRAY", codec=0):
-    """What is refused of a column whose only page has this header; five bytes follow."""
-    data = header + bytes(5)
+    """What is refused of a column whose first page has this header; five bytes follow."""
+    data = header + bytes(5) + ONE_VALUE
     size = len(data) if length is None else length
-    fields = {DATA_PAGES: start, LENGTH: size, COUNT: 1, CODEC: codec}
+    own = {DATA_PAGES: start, LENGTH: size, COUNT: 1, CODEC: codec}
+    fields = {number: (kind, value) for (number, kind), value in own.items()}
     leaf = SimpleNamespace(name="v", physical_type=kind, length=0)
     schema = SimpleNamespace(column=lambda _: leaf)
     file, chunks = BytesIO(data), [[Struct(Path("bomb"), fields)]]
@@ -229,9 +243,11 @@ def test_a_page_of_numbers_claims_what_it_may(little):
     ("header", "where", "said"),
     [
         (b"\x15\x00\x15\x09\x15\x0a\x00", {}, "it has a size that is none in its headers; write"),
-        (b"\x15\x00\x1c\x00\x15\x0a\x00", {}, "it has a size that is none"),
+        (b"\x15\x00\x1c\x00\x15\x0a\x00", {}, "it has headers with fields of other types"),
         (SIZES + b"\x25\x0a\x00", {}, "it has headers with fields of other types"),
         (SIZES, {"start": -1}, "it has a size that is none"),
+        # Its values may lie beyond the end, where pyarrow looks for them in files of old writers.
+        (SIZES + b"\x00", {"length": 12}, "it has pages of fewer values than it says"),
         (SIZES, {"start": 99}, "it names pages beyond its end"),
         (SIZES, {"length": 10**12}, "it names pages beyond its end"),
     ],
