@@ -102,6 +102,12 @@ def _checked(path: Path, found: Found, records: int) -> dict[str, Sides]:
     """Each client's indices, ascending; LocalError unless each is a record of one client's side."""
     if not found:
         raise LocalError(f"{path}: names no client; give each its indices (docs/partitions.md)")
+    # Some bytes may name millions, all without a record.
+    if len(found) > records:
+        raise LocalError(
+            f"{path}: names {len(found):,} clients, and there are {records:,} records; leave clients"
+            " without records out, or take the data set that it is of"
+        )
     # Both owners are named where there are two. A small pickle may name one array many times over:
     # it ends at the second.
     owner: dict[int, str] = {}
@@ -133,6 +139,12 @@ def _whole(path: Path, client: str, side: str, given: Any, records: int) -> Indi
     if not isinstance(given, np.ndarray):
         raise LocalError(f"{where}: is no list; give whole numbers")
     _check_list(f"{where}:", given, "iuO")
+    # Before it is compared and copied: some bytes may stand for millions.
+    if len(given) > records:
+        raise LocalError(
+            f"{where}: holds {len(given):,} indices, and there are {records:,} records; give each"
+            " record once"
+        )
     outside = given[(given < 0) | (given >= records)]
     if len(outside):
         raise LocalError(

@@ -155,7 +155,10 @@ SHARED = {"train": np.arange(6), "test": []}
         ({"data_indices": [{"train": {0}}]}, "not a pickle of plain numbers"),
         ({"data_indices": [{"train": np.array([0, None])}]}, "client '0', train: is no list"),
         # A small file that names one array often ends at the second.
-        ({"data_indices": [SHARED] * 10_000}, r"client '0' \(train\) and to client '1' \(train\)"),
+        ({"data_indices": [SHARED] * 6}, r"client '0' \(train\) and to client '1' \(train\)"),
+        ({"data_indices": [{}] * 10_000}, "names 10,000 clients, and there are 6 records; leave"),
+        ({"data_indices": [{"train": [0] * 7}]}, "holds 7 indices, and there are 6 records; give"),
+        ({"data_indices": [{"train": [[0], [1, 2]]}]}, "holds something else than whole numbers"),
     ],
 )  # fmt: skip
 def test_wrong_pickles_are_refused(tmp_path, content, text):
