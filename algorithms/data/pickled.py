@@ -94,11 +94,13 @@ class _Machine:
     memo: dict[int, Any] = field(default_factory=dict)
 
     def run(self, content: bytes) -> Any:
-        for number, (code, argument, _) in enumerate(genops(content)):
+        for number, (code, argument, place) in enumerate(genops(content)):
             if number == MOST_STEPS:
                 raise _HostilePickleError(f"more than {MOST_STEPS:,} instructions")
             if number % ASKED_EVERY == 0:
-                check_fits(Path(self.where), ASKED_EVERY * STEP_BYTES, "what it makes")
+                # An instruction takes a byte or more.
+                most = min(ASKED_EVERY, len(content) - (place or 0))
+                check_fits(Path(self.where), most * STEP_BYTES, "what it makes")
             if code.name not in STEPS:
                 raise _HostilePickleError(f"it has the instruction {code.name}")
             STEPS[code.name](self, argument)

@@ -105,7 +105,7 @@ def _checked(path: Path, found: Found, records: int) -> dict[str, Sides]:
     # Some bytes may name millions, all without a record.
     if len(found) > records:
         raise LocalError(
-            f"{path}: names {len(found):,} clients, and there are {records:,} records; leave clients"
+            f"{path}: names {len(found):,} clients, and there are {records:,} records; leave those"
             " without records out, or take the data set that it is of"
         )
     # Both owners are named where there are two. A small pickle may name one array many times over:

@@ -25,6 +25,7 @@ from ...options import COPIES, FEWER, DataTable
 from ...pickled import PickledArray, read_pickled
 
 SIDES = ("train", "test")
+FLOAT_BYTES, INDEX_BYTES = 4, 8  # of a number of x, and of a class
 
 
 class Pfllib(DataTable):
@@ -103,6 +104,8 @@ def _read_client(file: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
             f"{file}: x is {list(x.shape)} and y {list(y.shape)}; one class per record and one"
             " record or more are needed"
         )
+    # Of a byte each become four.
+    check_fits(file, x.size * FLOAT_BYTES + y.size * INDEX_BYTES, "its records", FEWER)
     # As PFLlib's read_client_data makes of them.
     return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from support.refusals import refused
 
+from staddle.algorithms.data import pickled
 from staddle.algorithms.data.sources.public.pfllib import Pfllib
+from staddle.files import file_bounds
 
 X = np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2)
 
@@ -35,6 +37,17 @@ def test_a_client_is_a_source_and_training_records_come_first(tmp_path):
     assert found.has_official_parts
     assert found.lacking() is None
     assert "none/{train,test}, as PFLlib's" in Pfllib(kind="pfllib", folder="none").lacking()
+
+
+def test_bytes_that_become_numbers_of_four_are_asked_for(tmp_path, monkeypatch):
+    found = write(tmp_path, of_9={"x": np.zeros((500, 2000), np.uint8), "y": np.zeros(500, int)})
+    small = tmp_path / "test" / "9.npz"
+    assert small.stat().st_size < 10_000
+    # Enough for the file's own bytes, thrice.
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 3_900_000)
+    monkeypatch.setattr(pickled, "STEP_BYTES", 0)  # of which this file has a few
+    with refused(r"9\.npz, holds .* bytes: its records would take 4,004,000 bytes of memory"):
+        found.read()
 
 
 class Command:
