@@ -7,8 +7,10 @@ name one.
 import hashlib
 import inspect
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,14 +39,26 @@ def entry_of(group: str, name: str) -> EntryPoint:
 
 def names_program(document: object) -> bool:
     """True if a value anywhere in a document names a function of a program."""
+    return any(True for _ in _programs(document))
+
+
+def is_imported(document: object) -> bool:
+    """True if all programs that a document names are imported already.
+
+    Whoever reads a folder of somebody else's asks: importing what it names would run its code.
+    """
+    names = map(str.removeprefix, _programs(document), repeat(PYTHON))
+    return all(name.partition(":")[0] in sys.modules for name in names)
+
+
+def _programs(document: object) -> Iterator[str]:
     match document:
         case str():
-            return is_program(document)
+            yield from filter(is_program, [document])
         case dict():
-            return any(map(names_program, document.values()))
+            yield from chain.from_iterable(map(_programs, document.values()))
         case list():
-            return any(map(names_program, document))
-    return False
+            yield from chain.from_iterable(map(_programs, document))
 
 
 def find_in(folder: Path) -> None:

@@ -16,6 +16,7 @@ from ...algorithms.tasks.counting import ScoreForm
 from ...algorithms.training.silo_round import state_from_bytes
 from ...errors import LocalError, reason
 from ...files import tensor_file
+from ...files.program_code import is_imported
 from ..run import history as history_file
 from ..run import manifest as identity
 from ..run.disk import BEGIN_ANEW, kept_bytes
@@ -55,7 +56,15 @@ class Recorded:
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
-        """The kind of model that the method's silos keep in the end (``method.Method``)."""
+        """The kind of model that the method's silos keep in the end (``method.Method``).
+
+        LocalError for a program's method that is not imported.
+        """
+        if not is_imported(self.method):
+            raise LocalError(
+                f"{self.folder}: ran method {self.method!r}, whose module is not imported, since"
+                " looking at results runs nobody's code; if it is yours, import it first"
+            )
         return method_class(self.method, str(self.folder)).product
 
     @property

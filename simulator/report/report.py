@@ -24,6 +24,7 @@ from ...algorithms.partition.file import PartitionFile
 from ...algorithms.tasks.counting import ScoreForm
 from ...errors import LocalError
 from ...files.documents import write_atomic
+from ...files.program_code import is_imported
 from ..experiment.plan import Population
 from ..experiment.population import counts
 from ..experiment.sweep import Variant
@@ -185,7 +186,8 @@ def _drawn(population: Population) -> bytes:
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
-    if not can_draw():
+    # A picture is worth no code that only the run's folder names.
+    if not can_draw() or not is_imported(dict(run.identity.job)):
         return None
     from . import heatmaps  # noqa: PLC0415 - it imports matplotlib, which is an extra
 

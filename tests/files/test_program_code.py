@@ -11,7 +11,13 @@ from support.refusals import refused
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.models.build import build
 from staddle.files import packages
-from staddle.files.program_code import entry_of, find_in, name_of, names_program
+from staddle.files.program_code import (
+    entry_of,
+    find_in,
+    is_imported,
+    name_of,
+    names_program,
+)
 
 NET = """
 from torch import nn
@@ -51,6 +57,14 @@ def test_a_name_says_where_a_function_is():
     assert name_of(make_job) == "python:support.jobs:make_job"
     with refused("cannot be found by its name; define it by def or class"):
         name_of(lambda: 1)
+
+
+def test_what_a_document_names_is_imported_already_or_not(module):
+    mine, own = f"python:{module}:Net", "python:support.jobs:make_job"
+    assert is_imported({"method": {"name": "fedavg"}, "model": [own, "python:__main__:Net"]})
+    assert not is_imported({"method": {"name": "fedavg"}, "models": [{"name": mine}]})
+    assert not is_imported("python:support.jobs :make_job")
+    assert module not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["python:net", "python:a b:net", "python::net"])

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from support.counted import of_counts
 from support.finished_runs import finished
+from support.refusals import refused
 from support.simulated_jobs import make_run
 
+from staddle.simulator.report import report
 from staddle.simulator.report.results_html import results_html
 from staddle.simulator.run.work_file import RoundWork
 
@@ -73,3 +75,18 @@ def test_labels_are_no_markup():
     assert f"{safe} +100%" in shown
     assert f"Not finished, and not shown: {safe}, seed 2." in shown
     assert "Not finished" not in results_html(RUNS)
+
+
+def test_looking_at_results_runs_no_code_that_they_name(tmp_path, monkeypatch):
+    """A folder in the working folder is a package, whoever made it."""
+    theirs = tmp_path / "their_results"
+    theirs.mkdir()
+    (theirs / "hostile.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = "python:their_results.hostile:Method"
+    job = {**RUNS[0].identity.job, "method": {"name": named}}
+    run = replace(RUNS[0], method=named, identity=RUNS[0].identity.model_copy(update={"job": job}))
+    with refused("ran method 'python:their_results.hostile:Method', whose module is not imported"):
+        results_html([run])
+    assert report._heat_map(run, None) is None
+    assert not (tmp_path / "run").exists()
