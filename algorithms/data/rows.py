@@ -155,6 +155,12 @@ def _records(
 ) -> Rows:
     fields = list(file.schema_arrow)
     yield 0, list(file.schema_arrow.names)
+    # How many records there are would be what the metadata claims, without a page for any.
+    if not columns:
+        raise LocalError(
+            f"{path}: no column that is read has one value per record; give columns of numbers or"
+            " texts"
+        )
     # Before anything is unpacked: a page of some bytes may claim gigabytes.
     kept = {field.name for field in fields if hasattr(field.type, "index_type")}
     places = {place: name in kept for name, place in columns.items()}

@@ -148,10 +148,20 @@ def test_a_list_of_millions_is_not_read(written):
     assert cells[1:] == [[name, "1", "0", "(list<element: double>)"] for name in "ab"]
 
 
+def test_records_without_a_value_are_not_counted(tmp_path):
+    """The file's metadata may claim any number of them."""
+    path = tmp_path / "lists.parquet"
+    parquet.write_table(pa.table({"l": [[1.0], []]}), path, **WRITTEN)
+    with parquet_rows(path) as found:
+        assert next(found) == (0, ["l"])
+        with refused(r"lists\.parquet: no column that is read has one value per record; give"):
+            next(found)
+
+
 def test_a_name_that_means_a_list_too_is_not_read(written):
     """pyarrow takes a name for all that is below it, too."""
     path = written(["a"])
-    columns = {"s.x": [1.0, 2.0], "s": [{"x": [0.0] * 2**20}, {"x": []}]}
+    columns = {"s.x": [1.0, 2.0], "s": [{"x": [0.0] * 2**20}, {"x": []}], "v": [1.0, 2.0]}
     parquet.write_table(pa.table(columns), path, **WRITTEN)
     with below(1e6), parquet_rows(path) as found:
         cells = [row for _, row in found]
