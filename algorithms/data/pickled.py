@@ -28,7 +28,7 @@ from ...errors import LocalError
 from ...files.file_bounds import check_fits
 
 MOST_STEPS = 8_000_000  # an instruction takes a microsecond, a number of a list one of them
-STEP_BYTES = 200  # that an instruction makes at most, beside the file's own: an array
+STEP_BYTES = 200  # that an instruction makes at most, next to the file's own: an array
 ASKED_EVERY = 2**18  # instructions, after which the available memory is checked again
 MOST_SIDES = 32  # of an array
 LONGEST_NAME = 80  # characters of a foreign name that an error repeats
@@ -94,12 +94,12 @@ class _Machine:
     memo: dict[int, Any] = field(default_factory=dict)
 
     def run(self, content: bytes) -> Any:
-        for number, (code, argument, place) in enumerate(genops(content)):
+        for number, (code, argument, _) in enumerate(genops(content)):
             if number == MOST_STEPS:
                 raise _HostilePickleError(f"more than {MOST_STEPS:,} instructions")
             if number % ASKED_EVERY == 0:
-                # An instruction takes a byte or more.
-                most = min(ASKED_EVERY, len(content) - (place or 0))
+                # Each takes a byte or more, those before too.
+                most = min(ASKED_EVERY, len(content) - number)
                 check_fits(Path(self.where), most * STEP_BYTES, "what it makes")
             if code.name not in STEPS:
                 raise _HostilePickleError(f"it has the instruction {code.name}")

@@ -86,9 +86,10 @@ class MlflowRun:
         else:
             number = experiment.experiment_id
         given = kept.read_bytes() if kept.exists() else b""
-        known = given.decode() if OURS.fullmatch(given) else ""
+        known = given.decode("ascii", "replace")
         # Under this experiment alone: a database that was removed has other runs by now.
-        if known and self._client.search_runs([number], f"attributes.run_id = '{known}'"):
+        asked = f"attributes.run_id = '{known}'"
+        if OURS.fullmatch(given) and self._client.search_runs([number], asked):
             self._client.update_run(known, status="RUNNING")
             return known, self._steps(known)
 
