@@ -23,6 +23,11 @@ def point(rounds, value):
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    # Remembered, since a run sets it.
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
+    monkeypatch.delenv("WANDB_ERROR_REPORTING")
+    # A busy machine may take long to start its service.
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
@@ -81,7 +86,6 @@ def test_nothing_of_the_machine_is_kept(tmp_path, monkeypatch):
 
 
 def test_faults_are_not_told_to_its_maker(monkeypatch):
-    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
     check_installed()
     assert wandb.env.error_reporting_enabled() is False
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
