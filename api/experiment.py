@@ -7,6 +7,7 @@ What a program gives as values becomes files next to it: records ``records.npz``
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from ..algorithms.tasks.registry import TaskTable
 from ..bundle.frames import LoadedModel, load_model
 from ..commands.console.printer import Screen
 from ..commands.console.toml import to_toml
-from ..commands.model.make import make_folder
+from ..commands.model.make import find_run, make_folder
 from ..commands.simulate.simulate import RunOptions, prepare, raise_faults, report, train
 from ..errors import LocalError
 from ..files.documents import Strict, read_bytes, validate, write_atomic
@@ -167,11 +168,13 @@ class Experiment:
         Method and seed may be left out where there is one. Its folder is kept below ``folder``.
         """
         find_in(self.folder)
-        name = "-".join(map(str, filter(None, (method, seed, silo))))
-        out = self.folder / "models" / name
+        run = find_run(self.folder / RESULTS, method, seed)
+        # The digest is another once the run was lengthened, or has other settings.
+        digest = sha256(run.identity.to_bytes()).hexdigest()[:8]
+        out = self.folder / "models" / f"{run.label}-seed-{run.seed}-{silo}-{digest}"
         if not out.exists():
             out.parent.mkdir(exist_ok=True)
-            make_folder(self.file, self.folder / RESULTS, silo, out, method, seed)
+            make_folder(self.file, self.folder / RESULTS, silo, out, run.label, run.seed)
         return load_model(out, None)
 
     def __repr__(self) -> str:

@@ -47,7 +47,7 @@ def make_folder(
     file: Path, results: Path, silo: str, out: Path, method: str | None, seed: int | None
 ) -> Recorded:
     """The same for programs; returns the run whose model it is."""
-    experiment, run = read(file), _chosen(load_runs(results), method, seed)
+    experiment, run = read(file), find_run(results, method, seed)
     silos = [own.name for own in run.silos]
     if silo not in silos:
         raise LocalError(f"unknown silo {silo!r}; {file} has {', '.join(silos[:MOST_SHOWN])}")
@@ -66,17 +66,15 @@ def make_folder(
     return run
 
 
-def _chosen(runs: Sequence[Recorded], method: str | None, seed: int | None) -> Recorded:
+def find_run(results: Path, method: str | None, seed: int | None) -> Recorded:
     """The one finished run of a method and a seed; LocalError where none or several are left."""
-    found = [run for run in runs if run.finished and method in (None, run.label)]
-    found = [run for run in found if seed in (None, run.seed)]
+    finished = [run for run in load_runs(results) if run.finished]
+    found = [run for run in finished if method in (None, run.label) and seed in (None, run.seed)]
     if len(found) == 1:
         return found[0]
-    finished = [run.title for run in runs if run.finished]
     if not finished:
         raise LocalError(
             "no finished run there; run staddle simulate first, or name its --out by --results"
         )
-    raise LocalError(
-        f"name one run by --method and --seed; finished: {'; '.join(finished[:MOST_SHOWN])}"
-    )
+    names = [run.title for run in finished[:MOST_SHOWN]]
+    raise LocalError(f"name one run by its method and seed; finished: {'; '.join(names)}")

@@ -196,13 +196,16 @@ def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path, monkeypat
 def test_a_model_of_a_run_is_ready_to_use(tmp_path):
     experiment = small(tmp_path / "exp")
     experiment.run(workers=1)
-    with refused("name one run by --method and --seed"):
+    with refused("name one run by its method and seed"):
         experiment.model("silo-000")
     model = experiment.model("silo-001", method="mean")
     own = populate(read(experiment.file)).records["silo-001"].test
     right = (model.module.answers(own.held).argmax(1) == own.y).double().mean().item()
     assert model.description.measured.said["accuracy"] == right
     assert experiment.model("silo-001", method="mean").folder.path == model.folder.path
+    # A longer run has another model, though the folder of the shorter one's is there.
+    small(tmp_path / "exp", rounds=3).run(workers=1)
+    assert experiment.model("silo-001", method="mean").description.job["rounds"] == 3
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ def test_it_is_the_model_of_the_run_measured_on_the_silos_tests(file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name one run by --method and --seed; finished: fedavg, seed 1; fedavg, seed 2;"),
-        (("--method", "fedavg"), "name one run by --method and --seed"),
+        ((), "name one run by its method and seed; finished: fedavg, seed 1; fedavg, seed 2;"),
+        (("--method", "fedavg"), "name one run by its method and seed"),
         (("--method", "fedavg", "--seed", "1", "--silo", "x"), "unknown silo 'x'; .* has silo-000"),
         (("--results", "nothing"), "no finished run there"),
     ],
