@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from ..commands.simulate import results as tables
 from ..errors import LocalError
 from ..simulator.report.finished_runs import Recorded, finished_runs, load_runs
+from ..simulator.report.ranking import TOO_GOOD
 from ..simulator.report.report import SWEEP
 from ..simulator.report.results_html import results_html
 
@@ -87,6 +88,15 @@ class Results:
             raise LocalError(f"{path}: not there: no run is finished; call run() first")
         return path
 
+    def _choice(self) -> str:
+        """Whose records chose the variants of a sweep that are shown; empty without a sweep."""
+        rows = self.sweep()
+        if not rows:
+            return ""
+        by = rows[0]["ranked_by"]
+        text = f"Of a sweep the best variant of each method, by {by} records; sweep() has all"
+        return f"{text}; {TOO_GOOD}" if by == "test" else text
+
     def _outranked(self) -> set[str]:
         return {row["label"] for row in self.sweep() if row["rank"] > 1}
 
@@ -104,7 +114,7 @@ class Results:
         rows = [list(table.columns), *map(list, table.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, table.meaning])
+        return "\n".join([*lines, table.meaning, *filter(None, [self._choice()])])
 
     def _repr_html_(self) -> str:
         """For notebooks: the methods compared, what training took, warnings, the curves."""
@@ -113,7 +123,7 @@ class Results:
             return html.escape(repr(self))
         curves = self.folder / "curves.png"
         picture = curves.read_bytes() if curves.exists() else b""
-        return results_html(runs, picture, self._outranked())
+        return results_html(runs, picture, self._outranked(), self._choice())
 
 
 def _numbers(row: dict[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...algorithms.tasks.counting import ScoreForm
 from ...simulator.report.finished_runs import Recorded, by_label
-from ...simulator.report.ranking import SPLIT, Ranking, cells, chosen_by
+from ...simulator.report.ranking import TOO_GOOD, Ranking, cells, chosen_by
 from ...simulator.run.history import Measure
 from ...simulator.run.scores import Average, Choice, Named, Spread, over_seeds, scores
 
@@ -67,7 +67,7 @@ def best_table(ranking: Ranking, form: ScoreForm) -> ResultsTable:
     columns += best.scores
     meaning = f"best of the variants: {chosen_by(ranking, form)}; sweep.csv has all"
     if ranking.by == "test":
-        meaning += f"; the records that chose make the best score too good, {SPLIT} avoids that"
+        meaning += f"; {TOO_GOOD}"
     if ranking.unfinished:
         meaning += f"; without a finished run: {', '.join(ranking.unfinished)}"
     return ResultsTable(columns, rows, meaning)

@@ -30,6 +30,9 @@ TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).fr
 {% endmacro %}
 {{ table(titles, rows) }}
 <p>{{ meaning }}</p>
+{% if choice %}
+<p>{{ choice }}.</p>
+{% endif %}
 {% if waiting %}
 <p>Not finished, and not shown: {{ waiting | join("; ") }}.</p>
 {% endif %}
@@ -49,12 +52,15 @@ TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).fr
 
 
 def results_html(
-    runs: Sequence[Recorded], curves: bytes = b"", outranked: Collection[str] = ()
+    runs: Sequence[Recorded],
+    curves: bytes = b"",
+    outranked: Collection[str] = (),
+    choice: str = "",
 ) -> str:
     """What the finished ones of these runs compare; at least one is finished.
 
     ``curves`` is a PNG; empty where there is none. ``outranked`` are labels of a sweep's variants
-    that are left out.
+    that are left out, and ``choice`` says what chose the others.
     """
     shown = [run for run in runs if run.label not in outranked]
     finished = comparable(shown)
@@ -68,6 +74,7 @@ def results_html(
             for row in rows
         ],
         meaning=_meaning(groups, titles),
+        choice=choice,
         waiting=[run.title for run in shown if run not in finished],
         unequal=differences(groups),
         why=(UNEQUAL, WHY_IT_MATTERS),

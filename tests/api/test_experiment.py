@@ -177,6 +177,10 @@ def test_a_sweep_is_in_the_file_and_its_table_in_the_results(tmp_path, monkeypat
     ]
     assert experiment.results.sweep() == []
     results = experiment.run(workers=1)
+    # The best score of several says what chose it.
+    for shown in (repr(results), results._repr_html_()):
+        assert "best variant of each method, by test records" in shown
+        assert "best score too good" in shown
     found = results.sweep()
     assert [row["rank"] for row in found] == [1, 2]
     assert found[0]["label"] == f"fedavg+lr={found[0]['training.lr']}+schedule=kind-cosine"
