@@ -61,6 +61,7 @@ NO_HEADER = (
     ),
     *(RecursionError, MemoryError),  # of brackets in brackets: the parser's, not the machine's
 )
+MOST_SHOWN = 3  # arrays, in an error
 NO_ARCHIVE = (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
@@ -127,7 +128,10 @@ def read_object(path: Path, name: str) -> bytes:
 @contextmanager
 def _opened(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[zipfile.ZipFile, int]]:
     """The archive and the file's size in bytes; whatever is wrong with either is a LocalError."""
-    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in wanted)})"
+    # A partition has an array for each client and side.
+    shown = [f"{name}=…" for name in wanted[:MOST_SHOWN]]
+    shown += ["…"] * (len(wanted) > MOST_SHOWN)
+    instead = f"write one with numpy.savez(file, {', '.join(shown)})"
     try:
         with open_regular(path) as file:
             if file.read(6) == b"\x93NUMPY":

@@ -171,25 +171,26 @@ def _read_json(path: Path) -> Found:
             raise LocalError(
                 f'{path}, client {client!r}: has no sides; write {{"train": [0, 4], "test": [5]}}'
             )
-        _check_sides(path, client, given)
+        _check_sides(f"{path}, client {client!r}", given)
     return document
 
 
-def _check_sides(path: Path, client: str, given: Mapping[str, Any]) -> None:
+def _check_sides(where: str, given: Mapping[str, Any]) -> None:
     unknown = sorted(map(str, given.keys() - set(SIDES)))
     if unknown:
-        raise LocalError(
-            f"{path}, client {client!r}: unknown side {unknown[0]!r}; known: {', '.join(SIDES)}"
-        )
+        raise LocalError(f"{where}: unknown side {unknown[0]!r}; known: {', '.join(SIDES)}")
 
 
 def _read_csv(path: Path) -> Found:
     found: dict[str, dict[str, list[int]]] = {}
     try:
         rows = csv.DictReader(read_bytes(path).decode("utf-8-sig").splitlines(), strict=True)
+        if set(rows.fieldnames or ()) != COLUMNS:
+            raise LocalError(f"{path}: the first line is not record,client,side; write it so")
         for row in rows:
-            _check_row(f"{path}, line {rows.line_num}", row)
-            _check_sides(path, row["client"], {row["side"]: None})
+            where = f"{path}, line {rows.line_num}"
+            _check_row(where, row)
+            _check_sides(where, {row["side"]: None})
             own = found.setdefault(row["client"], {})
             own.setdefault(row["side"], []).append(int(row["record"]))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -201,9 +202,7 @@ def _check_row(where: str, row: Mapping[str | None, Any]) -> None:
     """LocalError unless a line has the three columns, and a whole number for its record."""
     # DictReader has None as the key of cells too many, and as the value of missing ones.
     if row.keys() != COLUMNS or None in row.values():
-        raise LocalError(
-            f"{where}: give the columns record, client and side, with a first line that names them"
-        )
+        raise LocalError(f"{where}: give a record, a client and a side, and nothing else")
     if not WHOLE.fullmatch(row["record"]):
         raise LocalError(f"{where}: record is no whole number; count from 0")
 
@@ -220,7 +219,8 @@ def _read_npz(path: Path) -> Found:
                 " maybe validation_NAME"
             )
         places.append((client, side))
-    arrays = read_arrays(path, tuple(names), ())
+    # A file without arrays names no client.
+    arrays = read_arrays(path, tuple(names), ()) if names else {}
     for name, (client, side) in zip(names, places, strict=True):
         found.setdefault(client, {})[side] = arrays[name]
     return found
@@ -266,7 +266,7 @@ def _read_fl_bench(path: Path) -> Found:
     found = {}
     for number, given in enumerate(clients):
         own = {"validation" if side == "val" else side: each for side, each in given.items()}
-        _check_sides(path, str(number), own)
+        _check_sides(f"{path}, client '{number}'", own)
         found[str(number)] = {side: _unpacked(each) for side, each in own.items()}
     return found
 

@@ -1,6 +1,5 @@
 """``staddle model make``: the model of a simulated silo as a folder."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 

@@ -123,14 +123,15 @@ def test_wrong_arrays_are_refused(tmp_path, change, text):
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
-        (["0,a,train"], "names no client"),
-        (["0,a,train", "1,a,test"], "line 2: give the columns record, client and side"),
-        (["record,client,side", "0,a"], "line 2: give the columns"),
-        (["record,client,side", "", "0,a,train", "1,a,test,x"], "line 4: give the columns"),
+        ([], "the first line is not record,client,side"),
+        (["0,a,train", "1,a,test"], "the first line is not record,client,side"),
+        (["record,client,side"], "names no client"),
+        (["record,client,side", "0,a"], "line 2: give a record, a client and a side"),
+        (["record,client,side", "", "0,a,train", "1,a,test,x"], "line 4: give a record"),
         (["record,client,side", "0,a,train", "x,a,train"], "line 3: record is no whole number"),
         (["record,client,side", "9" * 5000 + ",a,train"], "line 2: record is no whole number"),
         (["record,client,side", "-1,a,train"], "client 'a', train: index -1 of 6 records"),
-        (["record,client,side", "1,a,training"], "client 'a': unknown side 'training'"),
+        (["record,client,side", "1,a,training"], "line 2: unknown side 'training'"),
         (["record,client,side", '1,"a,test'], "not a CSV file in UTF-8"),
         (["record,client,side", "\udcff,a,test"], "not a CSV file in UTF-8"),
     ],
@@ -139,6 +140,12 @@ def test_wrong_lines_are_refused(tmp_path, lines, text):
     (tmp_path / "p.csv").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     with refused(text):
         read_partition(tmp_path / "p.csv", LABELS, "digits")
+
+
+def test_an_archive_without_arrays_names_no_client(tmp_path):
+    np.savez(tmp_path / "p.npz")
+    with refused(r"p\.npz: names no client"):
+        read_partition(tmp_path / "p.npz", LABELS, "digits")
 
 
 SHARED = {"train": np.arange(6), "test": []}
