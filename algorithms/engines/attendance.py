@@ -229,6 +229,11 @@ def _check_names(attendance: Attendance, job: Job) -> None:
     """LocalError where keys name silos that there are not, or not all that must be named."""
     named = () if isinstance(attendance.newcomers, int) else attendance.newcomers or ()
     paces = attendance.step_seconds if isinstance(attendance.step_seconds, dict) else {}
+    if isinstance(attendance.newcomers, int) and attendance.newcomers >= len(job.silos):
+        raise LocalError(
+            f"attendance.newcomers = {attendance.newcomers}, but there are {len(job.silos)} silos;"
+            " leave some that are there from the first round on"
+        )
     silos = ", ".join(job.silos)
     for key, names in (("newcomers", named), ("step_seconds", paces)):
         if strangers := sorted(set(names).difference(job.silos)):

@@ -38,6 +38,9 @@ from .progress import shown
 ENDS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
+MOST_TOLD = 3  # runs that could not continue, in the error at the end
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of the command line, next to the experiment file.
@@ -225,8 +228,12 @@ def raise_faults(faults: Sequence[str], count: int) -> None:
     Call it last, after the results of the others were shown.
     """
     if faults:
+        told = list(faults[:MOST_TOLD])
+        # Each was shown when it happened; dozens of a sweep hide the first.
+        if len(faults) > MOST_TOLD:
+            told.append(f"and {len(faults) - MOST_TOLD} more, as shown above")
         raise LocalError(
-            f"{number(len(faults), 'run')} of {count} could not continue: {'; '.join(faults)}"
+            f"{number(len(faults), 'run')} of {count} could not continue: {'; '.join(told)}"
         )
 
 

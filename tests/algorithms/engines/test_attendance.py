@@ -224,6 +224,7 @@ def test_a_table_that_means_nothing_is_refused(keys, wanted):
     ("who", "fields", "wanted"),
     [
         (Attendance(newcomers=("z",), join_after=1), {}, "newcomers names 'z', the silos are f, a"),
+        (Attendance(newcomers=6, join_after=1), {}, "newcomers = 6, but there are 6 silos"),
         (Attendance(newcomers=1, join_after=7), {}, "join_after = 7, but there are 6 rounds"),
         (Attendance(step_seconds={"z": 1.0}), {}, "step_seconds names 'z'"),
         (Attendance(step_seconds={"a": 1.0}), {}, "step_seconds lacks 'f'; name all silos"),

@@ -286,6 +286,13 @@ def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
     assert error.startswith("--no-graphs and --one-by-one and --precision tf32: for a GPU alone")
 
 
+def test_the_error_of_many_faults_tells_the_first_ones():
+    with pytest.raises(
+        LocalError, match=r"^5 runs of 9 could not continue: a; b; c; and 2 more, as shown above$"
+    ):
+        simulate.raise_faults(list("abcde"), 9)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     diverging = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }'
