@@ -72,6 +72,7 @@ class Experiment:
         sweep: Table | None = None,
         **settings: Any,
     ) -> None:
+        _check_no_text("methods", methods)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         source, records = self._records(data)
@@ -87,7 +88,8 @@ class Experiment:
             **settings,
         }
         if sweep is not None:
-            document["sweep"] = dict(sweep)
+            # What is no table is told with the file's other faults.
+            document["sweep"] = dict(sweep) if isinstance(sweep, Mapping) else sweep
         if partition is not None:
             document["partition"] = self._partition(partition, records, document)
         # Wrong keys are told before anything is written.
@@ -132,6 +134,8 @@ class Experiment:
         and ``track`` as its ``--track``: "tensorboard", "mlflow", "wandb".
         LocalError where a run could not continue, CancelledError after Ctrl-C.
         """
+        _check_no_text("settings", settings)
+        _check_no_text("track", track)
         experiment = read(self.file, settings)
         # Other processes would run the whole program again to find its functions.
         own = f"{PYTHON}{MAIN}:"
@@ -202,6 +206,7 @@ class Experiment:
                 " file for others (docs/partitions.md)"
             )
         # [partition] and [split] together say where each record is; arrays say both at once.
+        given = list(given)
         own = {key: document[key] for key in ("task",) if key in document}
         labels = validate(own, _Tasked, str(self.file)).task.strata(records.y).numpy()
         title = document["data"].get("file", document["data"].get("name"))
@@ -215,6 +220,12 @@ class _Tasked(Strict):
     """The task of a file."""
 
     task: TaskTable = Classification()
+
+
+def _check_no_text(name: str, given: object) -> None:
+    """LocalError for a text, whose letters would pass for the entries of a list."""
+    if isinstance(given, str):
+        raise LocalError(f"{name} = {given!r}: give a list of texts, [{given!r}]")
 
 
 def _table(given: Table | str) -> dict[str, Any]:

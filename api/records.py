@@ -1,5 +1,6 @@
 """Records that a program has."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def records_of(data: Any) -> Dataset:
             x, y = map(np.asarray, (x, y))
         case str():
             raise LocalError(f"data: unknown set {data!r}; known: {DIGITS}")
-        case _ if hasattr(data, "__getitem__"):
+        # Arrays and data frames have items, too, which are no pairs.
+        case _ if hasattr(data, "__getitem__") and not hasattr(data, "shape"):
             x, y = (np.stack(list(map(np.asarray, own))) for own in zip(*_pairs(data), strict=True))
         case _:
             raise LocalError(
@@ -35,5 +37,10 @@ def records_of(data: Any) -> Dataset:
     return Dataset(torch.from_numpy(x.astype(np.float32)), as_truth(y, y.shape[1:]))
 
 
-def _pairs(data: Any) -> Any:
-    return map(data.__getitem__, range(len(data)))
+def _pairs(data: Any) -> Iterator[Any]:
+    for item in map(data.__getitem__, range(len(data))):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise LocalError(
+                f"data: an item is {type(item).__name__}; give pairs of a record and its target"
+            )
+        yield item

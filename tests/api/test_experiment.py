@@ -219,6 +219,11 @@ def test_a_model_of_a_run_is_ready_to_use(tmp_path):
         ({"training": {"epoch": 2}}, "epoch"),
         ({"data": "nothing"}, "unknown set 'nothing'; known: digits"),
         ({"data": 5}, "data: int; give a torch data set of pairs"),
+        ({"data": DATA.x.numpy()}, "data: ndarray; give a torch data set of pairs"),
+        ({"data": (DATA.x.numpy(),)}, "data: an item is ndarray; give pairs of a record"),
+        ({"methods": "fedavg"}, r"methods = 'fedavg': give a list of texts, \['fedavg'\]"),
+        ({"sweep": ["training.lr"]}, "sweep"),
+        ({"partition": iter([range(9), range(9)])}, "record 0 is given to '0' and '1'"),
         ({"partition": [range(5), (range(5), range(5))]}, "give each silo an array, or each"),
         ({"partition": [(range(5),) * 4]}, r"or each a pair \(training, test\), or each a triple"),
         ({"partition": [[0.5, 1.5]]}, r"an array of float64 \[2\]; give whole numbers"),
@@ -231,6 +236,12 @@ def test_what_is_wrong_is_told_before_anything_runs(tmp_path, changes, said):
     with refused(said):
         small(tmp_path / "exp", **changes).run(workers=1)
     assert not (tmp_path / "exp" / "results").exists()
+
+
+@pytest.mark.parametrize("given", [{"track": "mlflow"}, {"settings": "rounds=1"}])
+def test_a_text_is_no_list_of_them(tmp_path, given):
+    with refused("give a list of texts"):
+        small(tmp_path / "exp").run(**given)
 
 
 PROGRAM = """
