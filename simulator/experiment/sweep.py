@@ -270,6 +270,11 @@ def _check_key(key: str, known: set[str], tables: Sequence[str], origin: str) ->
     if key in known:
         return
     table = key.partition(".")[0]
+    if table in {"seed", "seeds"}:
+        raise LocalError(
+            f"{origin}: {key!r} is no setting of a method: all variants run with each seed of the"
+            " file; list them there, as seeds = [1, 2]"
+        )
     if table in {*tables, *JobSettings.model_fields} - TABLES:
         raise LocalError(
             f"{origin}: {key!r} is the same for all runs of a folder; run the file once per value,"

@@ -115,6 +115,7 @@ def test_keys_that_end_alike_stand_whole_in_labels(swept):
         ),
         ("options.muu = [1]", "no method has a setting 'options.muu'; did you mean 'options.mu'"),
         ("partition.alpha = [1]", "same for all runs of a folder; .* --set partition.alpha=… and"),
+        ("seeds = [1, 2]", r"all variants run with each seed of the file; list them there"),
         ("participation = [1]", "'participation' is the same for all runs"),
         ("seed = 3\nrounds = [1]", "sweep: seed is for random search; add draws"),
         ("draws = 0\nrounds = [1]", "sweep.draws = 0: give 1 or more"),

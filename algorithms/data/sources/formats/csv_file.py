@@ -64,7 +64,7 @@ class CsvRows(Labelled):
     def single_fix(self) -> str:
         """To name another delimiter."""
         first = f"its first line has no {self.delimiter!r}"
-        return f"{first}: separate columns so, or correct data.delimiter"
+        return f"{first}: separate columns so, or correct data.delimiter or --delimiter"
 
 
 class Csv(CsvRows, Table):
