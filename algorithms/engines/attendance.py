@@ -245,6 +245,11 @@ def _check_names(attendance: Attendance, job: Job) -> None:
         )
 
 
+def _more(job: Job) -> str:
+    """The advice to draw more silos, where more can be drawn."""
+    return " raise participation," if job.cohort_size < len(job.silos) else ""
+
+
 def _check_numbers(attendance: Attendance, job: Job, where: str) -> None:
     """LocalError where a round has fewer silos than ``min_cohort``, known before it trains."""
     for round_ in range(job.length):
@@ -253,6 +258,6 @@ def _check_numbers(attendance: Attendance, job: Job, where: str) -> None:
             raise LocalError(
                 f"{where}, seed {job.seed}: round {job.rounds_before(round_) + 1} would have {here}"
                 f" of {len(job.cohort(round_))} drawn silos, and min_cohort is {job.min_cohort}:"
-                " a federation's job fails there; lower attendance.newcomers, absent or min_cohort,"
-                " raise participation, or choose another seed"
+                " a federation's job fails there; lower attendance.newcomers, absent or"
+                f" min_cohort,{_more(job)} or choose another seed"
             )

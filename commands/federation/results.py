@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ...algorithms.job.job import Job
+from ...bundle import folder
 from ...bundle.description import Origin, Reported
 from ...bundle.shared_model import SharedModelMaker
 from ...coordinator import config as configs
@@ -54,6 +55,7 @@ def results(
     # them away.
     coordinator = None if config is None else configs.load(config)
     if coordinator is not None:
+        _check_place(out / MODEL, job)
         kept = files.read(coordinator.directory, job)
         if kept.relayed:
             # On standard error, since a program may read the paths below.
@@ -71,6 +73,12 @@ def results(
     printer.show(*map(str, files.write(out, kept)))
     if coordinator is not None:
         _show_model(coordinator, kept, out)
+
+
+def _check_place(path: Path, job: str) -> None:
+    """LocalError where a model of another job would stand among the files of this one."""
+    if path.exists() and (other := folder.read(path).description.job["name"]) != job:
+        raise LocalError(f"{path}: is a model of job {other!r}; choose another --out for {job!r}")
 
 
 def _show_model(config: CoordinatorConfig, kept: files.Kept, out: Path) -> None:

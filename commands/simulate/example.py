@@ -1,5 +1,6 @@
 """The commented example that ``staddle simulate init`` writes: templates/simulation.toml."""
 
+import re
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -13,6 +14,7 @@ from ..console import examples, printer
 from ..console.job_example import SETTINGS, options_text
 from ..console.toml import inline
 
+NAME = re.compile(r"[a-z0-9-]{1,64}")  # of an experiment
 BASELINES = ("local", "fedavg")  # in each example, so that there is something to compare with
 
 
@@ -26,12 +28,17 @@ def init(
     ] = "pfedsim",
 ) -> None:
     """Write a commented example of a simulation, which runs as it stands."""
-    examples.write(file, simulation_text(method), 0o644)
+    # Files in one folder then have results of their own.
+    stem = file.stem.lower()
+    name = stem if NAME.fullmatch(stem) else "first"
+    examples.write(file, simulation_text(method, name), 0o644)
     printer.show(f"{file}: edit it, then run: staddle simulate {file}")
 
 
-def simulation_text(method: str) -> str:
+def simulation_text(method: str, name: str = "first") -> str:
     """A simulation's file for one method and the two that it is compared with; TOML.
+
+    ``name`` is that of the experiment.
 
     LocalError names the known methods for an unknown one, and where the digits suit a method not.
     """
@@ -49,6 +56,7 @@ def simulation_text(method: str) -> str:
     if "model" in settings:
         model = f"model = {inline(settings['model'])}"
     return Template(examples.text("simulation")).substitute(
+        name=name,
         method=method,
         version=chosen.version,
         model=model,

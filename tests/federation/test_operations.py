@@ -74,6 +74,8 @@ def check_tables(running, call, tmp_path):
         " has its own model, in jobs/two/model of its folder\n"
     )
     assert not (tmp_path / "two" / "model").exists()
+    beside = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "near")])
+    assert "model: is a model of job 'one'; choose another --out for 'two'" in str(beside.exception)
     with (tmp_path / "two" / "rounds.csv").open() as file:
         table = list(csv.DictReader(file))
     majority = [

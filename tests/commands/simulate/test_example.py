@@ -42,6 +42,14 @@ def digits(tmp_path_factory):
     return path, populate(read(path))
 
 
+def test_an_experiment_is_named_like_its_file_where_that_can_be_a_name(digits, tmp_path):
+    assert read(digits[0]).name == "first"
+    for file, name in (("Lungs-2.toml", "lungs-2"), ("äh.toml", "first")):
+        done = CliRunner().invoke(app, ["simulate", "init", str(tmp_path / file)])
+        assert done.exit_code == 0, done.output
+        assert read(tmp_path / file).name == name
+
+
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_method_has_an_example_of_which_all_jobs_can_begin(digits, method, tmp_path):
     path = tmp_path / "first.toml"
