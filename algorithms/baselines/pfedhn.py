@@ -212,7 +212,7 @@ class PFedHN(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 3 and 4."""
+        """Eqs. 3 and 4; LocalError for changes that would make the state NaN or infinite."""
         names = [name for name in state if not name.startswith(VELOCITY)]
         leaves = {name: state[name].detach().requires_grad_() for name in names}
         came = (results["change"][spec.name] for spec in self.specs)
@@ -225,7 +225,13 @@ class PFedHN(Method):
 
         # The authors' optimiser: all are cut together before the decay is added.
         own, after = self.options, dict[str, Tensor]()
-        cut = (own.clip / nn.utils.get_total_norm(slopes)).clamp(max=1)
+        length = nn.utils.get_total_norm(slopes)
+        if not length.isfinite():
+            raise LocalError(
+                f"pfedhn, round {round_ + 1}: silos changed their models by more than float32 can"
+                " propagate; lower training.lr"
+            )
+        cut = (own.clip / length).clamp(max=1)
         for name, slope in zip(names, slopes, strict=True):
             step = cut * slope + own.weight_decay * state[name]
             velocity = own.momentum * state[f"{VELOCITY}{name}"] + step

@@ -39,7 +39,7 @@ from ..job.job import Job, Whole
 from ..job.security import Name
 from ..numerics.streams import stream, uniform
 
-Seconds = Annotated[Real, Field(gt=0)]
+Seconds = Annotated[Real, Field(ge=1e-9)]
 LEAST_DRAW = 2.0**-53
 
 
@@ -61,7 +61,7 @@ Newcomers = Annotated[
 ]
 StepSeconds = Annotated[
     Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)] | None,
-    _stating("seconds above 0, or a table of them by silo: { silo-000 = 0.1 }"),
+    _stating("seconds from 1e-9 on, or a table of them by silo: { silo-000 = 0.1 }"),
 ]
 
 

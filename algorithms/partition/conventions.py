@@ -13,9 +13,9 @@ Symbols: N records, n silos, n_c records of class c.
   (arXiv:2310.14337) has, too. Labels are dealt to clusters at random; of cluster k silo i gets m_ki
   records, w_k ~ Dir(α 1_n), m_k ~ Multinomial(n_k, w_k).
 
-The last three draw as that code draws, from numpy's old generator, whose numbers do not change
-between releases (NEP 19), and ``ppfl`` from Python's, too: with the same labels and the same seed a
-silo has the same records. What that code then tests on is another draw, which is not repeated here.
+The last three draw as that code draws, from numpy's old generator (NEP 19), and ``ppfl`` from
+Python's, too: with the same labels and the same seed a silo has the same records. What that code
+then tests on is another draw, which is not repeated here.
 
 All give ascending record indices per silo, no record twice.
 """
@@ -162,12 +162,29 @@ def ppfl(
     def draw() -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(silos)]
         for pile in piles:
-            ends = np.cumsum(old.multinomial(len(pile), _shares(old, alpha, silos)))
+            ends = np.cumsum(_multinomial(old, len(pile), _shares(old, alpha, silos)))
             for part, piece in zip(parts, np.split(pile, ends[:-1]), strict=True):
                 part.append(piece)
         return list(map(np.concatenate, parts))
 
     return _large_enough(draw, minimum or 0)
+
+
+def _multinomial(rng: np.random.RandomState, count: int, shares: Shares) -> Indices:
+    """``rng.multinomial`` [n] as numpy had it before 2.5.
+
+    Since then numpy also draws for what cannot come, and what follows is drawn otherwise.
+    """
+    found = np.zeros(len(shares), np.int64)
+    rest = 1.0
+    for place, share in enumerate(shares[:-1]):
+        if count and share > 0:
+            # Rounding may leave a rest below the share.
+            found[place] = rng.binomial(count, min(share / rest, 1.0))
+        count -= int(found[place])
+        rest -= share
+    found[-1] = count
+    return found
 
 
 def _divided(names: Sequence[int], groups: int) -> list[list[int]]:

@@ -22,8 +22,6 @@ Label = Annotated[int, Field(strict=True, ge=0)]
 Groups = Annotated[
     tuple[Annotated[tuple[Label, ...], Field(min_length=1)], ...], Field(min_length=1)
 ]
-
-
 MINIMUM = 10  # records of a silo, where a table says nothing
 
 

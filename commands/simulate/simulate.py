@@ -36,8 +36,6 @@ from .progress import shown
 # SIGHUP as well: closing the terminal is like Ctrl-C, and the same command resumes. Windows has
 # none.
 ENDS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
-
-
 MOST_TOLD = 3  # runs that could not continue, in the error at the end
 
 

@@ -106,6 +106,13 @@ def test_states_are_values(make_job):
     assert not after["embeddings"].requires_grad
 
 
+def test_changes_that_would_spoil_all_models_are_refused(make_job):
+    method = make_job("pfedhn", TINY).method()
+    change = {spec.name: torch.full((2, *spec.shape), 3e38) for spec in method.specs}
+    with refused("pfedhn, round 3: silos changed their models by more than float32 can propagate"):
+        method.combine(method.begin(), 2, ("a", "c"), {"change": change})
+
+
 def test_a_hypernetwork_that_the_coordinator_cannot_keep_is_refused(make_job):
     model = {"name": "resnet18", "norm": "group"}
     with refused("would keep .* bytes of a hypernetwork .*; lower method.options.hidden, or"):

@@ -211,8 +211,9 @@ def test_who_would_be_late_trains_the_epochs_that_fit(job, make_shards, method):
         ({"fewer_epochs": True}, "fewer_epochs needs a clock"),
         ({"newcomers": 0, "join_after": 2}, "give a whole number above 0, or names of silos"),
         ({"newcomers": "f", "join_after": 2}, "give a whole number above 0, or names of silos"),
-        ({"step_seconds": 0}, "give seconds above 0, or a table of them by silo"),
-        ({"step_seconds": {"a": "fast"}}, "give seconds above 0, or a table of them by silo"),
+        ({"step_seconds": 0}, "give seconds from 1e-9 on, or a table of them by silo"),
+        ({"step_seconds": 1e-300}, "give seconds from 1e-9 on"),
+        ({"step_seconds": {"a": "fast"}}, "give seconds from 1e-9 on, or a table of them by silo"),
     ],
 )
 def test_a_table_that_means_nothing_is_refused(keys, wanted):

@@ -42,6 +42,27 @@ def test_fl_bench_draws_the_arrays_of_its_code():
     assert min(map(len, fl_bench(EVEN, 60, 0.3, 1))) >= 10
 
 
+def test_numbers_of_a_draw_do_not_depend_on_the_release_of_numpy():
+    """These are of numpy 2.4. Since 2.5 it also draws for no records and for shares of 0."""
+    rng = np.random.RandomState(7)
+    found = [
+        conventions._multinomial(rng, count, np.array(shares)).tolist()
+        for count, shares in (
+            (0, [0.2, 0.3, 0.5]), (9, [0.0, 0.4, 0.6]), (500, [0.7, 0.3, 0.0]), (1, [0.9, 0.1]),
+        )
+    ]  # fmt: skip
+    assert found == [[0, 0, 0], [0, 2, 7], [342, 158, 0], [1, 0]]
+    assert rng.random_sample() == 0.49988250082555996
+    # Where all is positive, numpy's own is the same.
+    ours, theirs = np.random.RandomState(3), np.random.RandomState(3)
+    for count in (1, 4, 30, 4000):
+        shares = ours.dirichlet([0.5] * 6)
+        theirs.dirichlet([0.5] * 6)
+        assert np.array_equal(
+            conventions._multinomial(ours, count, shares), theirs.multinomial(count, shares)
+        )
+
+
 def test_ppfl_draws_the_arrays_of_its_code():
     assert listed(ppfl(GAP, 3, 0.3, 2, clusters=3))[1:] == [
         [0, 2, 5, 6, 9, 11, 15, 18, 21, 24, 27, 28, 29, 30, 31, 38],

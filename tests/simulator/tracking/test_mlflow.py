@@ -6,16 +6,10 @@ from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 from mlflow.tracking import MlflowClient
 from support.refusals import refused
 from support.simulated_jobs import make_run
+from support.tracked_points import SCORE, point
 
 from staddle.simulator.run.folder import folder_of
 from staddle.simulator.tracking.mlflow import MlflowRun, check_installed
-from staddle.simulator.tracking.points import Point
-
-SCORE = "all/trained/accuracy.macro"
-
-
-def point(rounds, value):
-    return Point(rounds, {SCORE: value, "loss": 1 / rounds})
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,9 @@ import sys
 
 import pytest
 from support.refusals import refused
+from support.tracked_points import SCORE, point
 
-from staddle.simulator.tracking.points import Point
 from staddle.simulator.tracking.tensorboard import Board, check_installed
-
-SCORE = "all/trained/accuracy.macro"
-
-
-def point(rounds, value):
-    return Point(rounds, {SCORE: value, "loss": 1 / rounds})
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):

@@ -8,16 +8,10 @@ import pytest
 import wandb
 from support.refusals import refused
 from support.simulated_jobs import make_run
+from support.tracked_points import SCORE, point
 from wandb.proto.wandb_internal_pb2 import Record
 
-from staddle.simulator.tracking.points import Point
 from staddle.simulator.tracking.wandb import WandbRun, check_installed
-
-SCORE = "all/trained/accuracy.macro"
-
-
-def point(rounds, value):
-    return Point(rounds, {SCORE: value, "loss": 1 / rounds})
 
 
 @pytest.fixture(autouse=True)
