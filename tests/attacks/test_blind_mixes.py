@@ -4,6 +4,7 @@ coordinator as it ships.
 
 import hashlib
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -88,8 +89,10 @@ def play(world, tmp_path):
 
 
 def rows_of(config, columns):
-    database = sqlite3.connect(config.directory / "coordinator.sqlite")
-    return database.execute(f"SELECT {columns} FROM hidden ORDER BY round, part, silo").fetchall()
+    with closing(sqlite3.connect(config.directory / "coordinator.sqlite")) as database:
+        return database.execute(
+            f"SELECT {columns} FROM hidden ORDER BY round, part, silo"
+        ).fetchall()
 
 
 def parts(bad):

@@ -1,6 +1,7 @@
 """Bits that a disk changes in what daemons keep."""
 
 import sqlite3
+from contextlib import closing
 
 import torch
 from faults.table import flip, refused, row
@@ -63,7 +64,7 @@ def bit_of_a_methods_state(folder, draw):
         database.add_job(b"{}", JobState("good", ("a", "b", "c"), 3, 2), {})
         database.add_job(b"{}", JobState("bad", ("a", "b", "c"), 3, 2), tensors(draw))
     database.close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         ((stored,),) = connection.execute("SELECT method FROM jobs WHERE name = 'bad'").fetchall()
         changed, at = bytearray(stored), draw.randrange(len(stored))
         changed[at] ^= 1 << draw.randrange(8)

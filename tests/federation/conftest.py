@@ -7,7 +7,7 @@ import re
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -259,7 +259,7 @@ class Running:
         return self.federation.state("coordinator")
 
     def rows(self, query: str) -> list[Any]:
-        with sqlite3.connect(self.kept / "coordinator.sqlite") as database:
+        with closing(sqlite3.connect(self.kept / "coordinator.sqlite")) as database, database:
             return database.execute(query).fetchall()
 
     def job_folder(self, job: Job, silo: str) -> Path:

@@ -4,6 +4,7 @@ pure core.
 
 import json
 import sqlite3
+from contextlib import closing
 
 import grpc
 import pytest
@@ -47,8 +48,8 @@ def world(tmp_path):
 
 
 def rows_of(world, table="hidden"):
-    database = sqlite3.connect(world.config.directory / "coordinator.sqlite")
-    return database.execute(f"SELECT * FROM {table}").fetchall()
+    with closing(sqlite3.connect(world.config.directory / "coordinator.sqlite")) as database:
+        return database.execute(f"SELECT * FROM {table}").fetchall()
 
 
 class Oracle:
@@ -209,7 +210,10 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
     # As a coordinator left it that was killed meanwhile, or of the release before.
     name = f"{world.job.length - 1}.north.extractor.padded"
     (world.folder / name).write_bytes(bytes(8))
-    with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+    with (
+        closing(sqlite3.connect(world.config.directory / "coordinator.sqlite")) as database,
+        database,
+    ):
         table_seals.keep(database)
         fields = (
             "job",

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from federation.keyed import made_up
@@ -102,7 +103,7 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
     assert set(late) == {("late", "INFO")}
     assert {each.received for each in made} == {published(world, 0)}
     assert not list(world.folder.glob("jobs/job/*.masked"))
-    with sqlite3.connect(world.folder / "coordinator.sqlite") as rows:
+    with closing(sqlite3.connect(world.folder / "coordinator.sqlite")) as rows, rows:
         assert rows.execute("SELECT count(*) FROM secure").fetchone() == (0,)
         metrics = rows.execute("SELECT metrics FROM rounds").fetchall()
     assert all('"tested": 28' in kept for (kept,) in metrics)

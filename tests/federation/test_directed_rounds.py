@@ -3,6 +3,7 @@ which is lost.
 """
 
 import sqlite3
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -183,7 +184,10 @@ def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_giv
         }
         words = {path.name for path in world.folder.glob("*.words")}
         assert words == {f"{round_}.theta.{silo}.words" for round_, silo in waiting}
-        with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
+        with (
+            closing(sqlite3.connect(world.config.directory / "coordinator.sqlite")) as database,
+            database,
+        ):
             # and no versions
             assert database.execute("SELECT DISTINCT room FROM files").fetchall() == [("mail",)]
         here.run(second(here), 120)

@@ -308,13 +308,13 @@ def test_a_database_whose_states_have_all_that_was_given_is_taken_over(database,
     add(database, state)
     submit(database, GIVEN)
     database.close()
-    with sqlite3.connect(path) as old:
+    with closing(sqlite3.connect(path)) as old, old:
         old.execute("DROP TABLE misdealings")
         old.execute("PRAGMA user_version = 4")
     found = Database(path)
     assert found.states() == [state]
     found.close()
-    with sqlite3.connect(path) as new:
+    with closing(sqlite3.connect(path)) as new, new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
@@ -338,7 +338,7 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     add(database, job())
     submit(database, GIVEN)
     database.close()
-    with sqlite3.connect(path) as old:
+    with closing(sqlite3.connect(path)) as old, old:
         lasts = {"misdealings": 4, "contributions": 3, "hidden": 3, "mixed": 3, "secure": 2}
         for table, last in lasts.items():
             if version <= last:
@@ -368,7 +368,7 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     assert found.submission("j", 1, "a") == GIVEN
     assert found.submission("j", 1, "a", "rows").part == "rows"
     found.close()
-    with sqlite3.connect(path) as new:
+    with closing(sqlite3.connect(path)) as new, new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
@@ -428,7 +428,7 @@ def test_a_part_has_a_submission_of_its_own(database):
 def test_a_damaged_state_of_a_method_is_named_with_its_job(database, path, damaged):
     add(database, job("good"), job("bad"), method={"w": torch.ones(3)})
     database.close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE jobs SET method = ? WHERE name = 'bad'", (damaged,))
     connection.close()
     found = Database(path)
@@ -481,7 +481,7 @@ def changes():
     """A change of each column of each table, and of how many rows there are."""
     with tempfile.TemporaryDirectory() as folder:
         filled(Path(folder) / "x")
-        with sqlite3.connect(Path(folder) / "x") as made:
+        with closing(sqlite3.connect(Path(folder) / "x")) as made, made:
             for table in TABLES:
                 yield table, f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})"
                 for _, name, kind, *_ in made.execute(f"PRAGMA table_info({table})"):
@@ -497,7 +497,7 @@ def changes():
 def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, change):
     filled(path)
     Database(path).close()  # as it was written it is taken
-    with sqlite3.connect(path) as disk:
+    with closing(sqlite3.connect(path)) as disk, disk:
         assert disk.execute(change).rowcount == 1
     disk.close()
     if "method" in change:  # it has a digest of its own
@@ -537,13 +537,13 @@ def database_dump(path):
 
 def test_a_database_of_a_release_without_seals_is_sealed(path):
     filled(path)
-    with sqlite3.connect(path) as old:
+    with closing(sqlite3.connect(path)) as old, old:
         for table in ("seals", "misdealings"):
             old.execute(f"DROP TABLE {table}")
         old.execute("PRAGMA user_version = 4")
     Database(path, read_only=True).close()
     Database(path).close()
-    with sqlite3.connect(path) as disk:
+    with closing(sqlite3.connect(path)) as disk, disk:
         disk.execute("UPDATE rounds SET round = 7")
     with pytest.raises(LocalError, match="table rounds"):
         Database(path)
@@ -552,7 +552,7 @@ def test_a_database_of_a_release_without_seals_is_sealed(path):
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_database_whose_seals_are_gone_is_not_sealed_as_it_is(path, read_only):
     filled(path)
-    with sqlite3.connect(path) as disk:
+    with closing(sqlite3.connect(path)) as disk, disk:
         disk.execute("DROP TABLE seals")
     with pytest.raises(LocalError, match="table seals is not as it was written"):
         Database(path, read_only=read_only)

@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+from contextlib import closing
 
 import pydantic
 import pytest
@@ -27,7 +28,7 @@ TABLE = {
 @pytest.fixture
 def database(tmp_path):
     path = tmp_path / "clinic.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE visits (id, age, sex, bmi, outcome, seen)")
         connection.executemany("INSERT INTO visits VALUES (?, ?, ?, ?, ?, ?)", ROWS)
     return path
@@ -54,7 +55,7 @@ def test_records_are_those_of_a_csv_file(table, tmp_path):
 
 
 def test_many_rows_are_read_a_few_at_a_time(table, database):
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         rows = [(f"q{n}", n, "f", 20.0, "A", "2000-01-01") for n in range(9_000)]
         connection.executemany("INSERT INTO visits VALUES (?, ?, ?, ?, ?, ?)", rows)
     read = table("SELECT * FROM visits WHERE id LIKE 'q%' ORDER BY age").read()
@@ -64,7 +65,7 @@ def test_many_rows_are_read_a_few_at_a_time(table, database):
 def test_nothing_is_kept_of_what_a_statement_changes(table, database):
     with pytest.raises(LocalError):
         table("DELETE FROM visits").read()
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM visits").fetchone() == (2,)
 
 
