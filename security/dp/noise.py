@@ -17,18 +17,22 @@ random sampling in differential privacy", 2021; Opacus's secure mode does the sa
 
 Of a pair, z + z' = sqrt(-4 ln u) cos(2πv - π/4) takes one cosine. It is torch's: the last bit is
 numpy's or the next one, at a fifth of the time, and cosines are most of it.
+
+Noise that silos share is in integers, and exact (discrete_gaussian.py).
 """
 
 import os
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ...errors import LocalError
-from ..arithmetic.fixedpoint import Reals
+from ..arithmetic.fixedpoint import Reals, Words
 from ..arithmetic.masks import KEY_BYTES, PIECE, Keystream
+from .discrete_gaussian import Integers, draw
 
 SUMMED = 4  # normal numbers in one of noise
 _UNIT = 2.0**-53
@@ -92,6 +96,19 @@ class Randomness:
             # Four numbers of variance 1 have a sum of variance 4.
             here /= np.sqrt(SUMMED)
         return made
+
+    def words(self, count: int) -> Words:
+        """``count`` words of 64 bits, the next ones of the stream: uint64 [count]."""
+        made = np.empty(count, "<u8")
+        self._stream.fill(made.data.cast("B"))
+        return made
+
+    def discrete_gaussian(self, count: int, variance: Fraction | int) -> Integers:
+        """``count`` integers of the discrete Gaussian, exact (discrete_gaussian.py).
+
+        int64 [count]. LocalError for a variance that is not above 0, or is above 2^90.
+        """
+        return draw(self.words, count, variance)
 
     def drawn(self, records: int, q: float) -> npt.NDArray[np.int64]:
         """The records that a step takes, each with probability ``q`` on its own, in order.
