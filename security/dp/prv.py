@@ -6,7 +6,8 @@ But it holds for a plan that was made before, not for events that were chosen in
 ones. It assumes that a record is taken away, which for Gaussian noise costs no less than one that
 is added as far as anybody has found. With many different events it takes minutes and gigabytes, or
 fails. So a process of its own answers (prv_program.py), with little time and memory, and often
-there is no answer. Both are upper bounds, so the smaller one is shown.
+there is no answer; for noise that silos share (rdp.py) there never is. Both are upper bounds, so
+the smaller one is shown.
 """
 
 import math
@@ -21,7 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from ...files.documents import canonical_json
-from .rdp import Priced, cost, shown
+from .rdp import Event, Priced, cost, shown
 
 PROGRAM = Path(__file__).with_name("prv_program.py")
 SEGMENTS = 8  # different events that are put to it
@@ -74,7 +75,10 @@ def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> 
         # Opacus's accountant fails for an empty history and for noise of 0; with more segments it
         # takes minutes and gigabytes.
         trivial = bound in (0, math.inf)
-        if not trivial and len(segments) <= SEGMENTS and question.delta >= LEAST_DELTA:
+        possible = len(segments) <= SEGMENTS and question.delta >= LEAST_DELTA
+        # Its proof is for continuous noise.
+        shared = any(isinstance(one, Event) and one.shared for one in question.events)
+        if not trivial and possible and not shared:
             put.append((len(found), bound))
             texts.append({"delta": repr(question.delta), "events": segments})
         found.append(bound if trivial else None)

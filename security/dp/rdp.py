@@ -16,6 +16,10 @@ privacy", 2020). Which α that is may then depend on the releases. Split by it, 
 is as many parts as there are ORDERS, each within e^ε and δ: so what is proven of events that were
 so chosen is ε at len(ORDERS) · δ. The functions are Opacus's. Every figure is rounded up: a step's
 ρ by SLACK for what float64 loses, an ε to four digits. Noise of 0 costs infinity.
+
+Noise that silos share is in integers, and almost a discrete Gaussian. At integer orders that costs
+the same; at others a line between these is taken, and CLOSE is charged for "almost". The proof is
+in shared_noise.py.
 """
 
 import math
@@ -49,18 +53,21 @@ MOST_STEPS = 10**9
 MOST_EXPONENT = 700  # of e in float64
 # Relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms.
 SLACK, LEAST = 1e-9, 1e-14
+CLOSE = 1e-12  # charged for the distance of shared noise from a discrete Gaussian
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Equal steps of the sampled Gaussian mechanism.
 
-    ``sigma`` and ``q`` are decimals, so that a ledger holds them.
+    ``sigma`` and ``q`` are decimals, so that a ledger holds them. ``shared`` noise is a sum of
+    discrete Gaussians on integers, within CLOSE of one, and costs a little more.
     """
 
     sigma: str  # standard deviation of the noise, in units of the sensitivity
     q: str  # probability that a record is drawn; "1" for all
     steps: int
+    shared: bool = False
 
     def __post_init__(self) -> None:
         check_local(
@@ -97,7 +104,7 @@ def cost(priced: Iterable[Priced], delta: float) -> float:
 
     LocalError for a δ that is not between 0 and 1, or for values that ``Event`` does not allow.
     """
-    return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
+    return epsilon(spent([_event(one) for one in priced]), delta)
 
 
 def group(value: float, delta: float, records: int) -> tuple[float, float]:
@@ -126,7 +133,8 @@ def spent(events: Sequence[Event]) -> Reals:
         if event.steps:
             # At each Rényi order costs add up, even where an event was chosen in view of earlier
             # results.
-            total += event.steps * _step(event.sigma, event.q)
+            step = _shared_step if event.shared else _step
+            total += event.steps * step(event.sigma, event.q)
     return total
 
 
@@ -173,6 +181,29 @@ def _step(sigma: str, q: str) -> Reals:
     # Read-only, since the cache returns the same array to all callers.
     rho.setflags(write=False)
     return rho
+
+
+@lru_cache(maxsize=4096)
+def _shared_step(sigma: str, q: str) -> Reals:
+    """ρ of one step with shared noise, order by order (shared_noise.py)."""
+    orders = np.array(ORDERS)
+    whole = orders == np.floor(orders)
+    knots, heights = orders[whole], (orders[whole] - 1) * _step(sigma, q)[whole]
+    # Between infinite heights there is no line, but NaN.
+    if not np.isfinite(heights).all():
+        return np.full(len(ORDERS), np.inf)
+
+    # Lines of (α - 1) ρ(α) between the integer orders, from 0 at order 1. The SLACK of ``_step``
+    # covers what float64 loses here as well.
+    lines = np.interp(orders, np.append(1, knots), np.append(0, heights)) / (orders - 1)
+    # A step that draws all records costs no less, and its cost is known at every order.
+    rho: Reals = np.minimum(lines, _step(sigma, "1")) + (2 * orders - 1) / (orders - 1) * CLOSE
+    rho.setflags(write=False)
+    return rho
+
+
+def _event(one: Priced) -> Event:
+    return one if isinstance(one, Event) else Event(one.sigma, one.q, one.steps)
 
 
 def _decimal(text: str) -> Decimal:

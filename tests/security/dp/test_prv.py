@@ -92,3 +92,10 @@ def test_equal_noise_is_one_event_however_it_is_written(monkeypatch):
     monkeypatch.setattr(so, "_answers", lambda questions, _: asked.extend(questions) or [1.0])
     so.opinion([Event("1", "0.50", 2), Event("1.0", "0.5", 3), Event("2", "1", 0)], DELTA)
     assert asked == [{"delta": "1e-05", "events": [["1", "0.50", 5]]}]
+
+
+def test_noise_that_silos_share_has_no_answer(monkeypatch):
+    monkeypatch.setattr(so, "_answers", lambda questions, _: [1.0] * len(questions))
+    shared = Event("1", "0.5", 2, shared=True)
+    assert so.opinion([Event("1", "0.5", 2), shared], DELTA) is None
+    assert so.opinion([Event("1", "0.5", 2)], DELTA) == 1.0
