@@ -111,6 +111,8 @@ class Facts:
     steps: int = 1  # of an epoch over drawn batches
     batch_size: int = 1  # records of a step; the last one of an epoch may take fewer
     lr: float = 0.0  # the job's learning rate as its schedule has it in this round
+    # int64, by parameter: a step's sums with this silo's share of the noise (job/shared_steps.py)
+    summed: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Effort:
     epochs: int = 0  # over drawn batches, of all stages together
     whole: int = 0  # steps on all records at once
     measures: bool = False  # whether ``measure`` adds anything up
+    shared: int = 0  # steps under noise that the silos share, one at most (job/shared_steps.py)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,9 @@ class Stage:
     With ``coupled`` the loss of a record depends on the other records of its batch, or on their
     number; that of batch norm need not be said. A private job has no such stage.
 
+    ``summed``, which a job with shared noise sets, are parameters, named ``part.parameter``, that the
+    stage does not move: its one step gives their sums (job/shared_steps.py).
+
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
     all. The job also sets ``augment``, which changes each batch's records at random.
     """
@@ -155,6 +161,7 @@ class Stage:
     reads: tuple[str, ...] | None = None
     noiseless: bool = False
     coupled: bool = False
+    summed: frozenset[str] = frozenset()
     rows: int | None = None
     augment: Augment | None = None
 

@@ -75,6 +75,7 @@ class APFL(FedAvg):
 
     name = "apfl"
     version = 1
+    sums_steps = False
     options_model = APFLOptions
     product = "trained"
     options: APFLOptions

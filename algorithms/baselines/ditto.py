@@ -75,6 +75,7 @@ class Ditto(FedAvg):
 
     name = "ditto"
     version = 2  # 2: the epochs of both models add up to the job's by default
+    sums_steps = False
     options_model = DittoOptions
     product = "trained"
     options: DittoOptions

@@ -54,6 +54,7 @@ class FedBABU(Method):
 
     name = "fedbabu"
     version = 1
+    sums_steps = True
     tunes = True
     options_model = FedBABUOptions
     options: FedBABUOptions

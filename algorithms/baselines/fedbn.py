@@ -39,6 +39,7 @@ class FedBN(Method):
 
     name = "fedbn"
     version = 1
+    sums_steps = True
     product = "delivered"
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:

@@ -66,6 +66,7 @@ class FedNova(FedAvg):
 
     name = "fednova"
     version = 1
+    sums_steps = False
     options_model = FedNovaOptions
     options: FedNovaOptions
 

@@ -51,6 +51,7 @@ class FedNTD(FedAvg):
 
     name = "fedntd"
     version = 1
+    sums_steps = False
     needs_classes = "distils the classes that a record is not"
     options_model = FedNTDOptions
     options: FedNTDOptions

@@ -50,6 +50,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     version = 1
+    sums_steps = False
     options_model = FedProxOptions
     options: FedProxOptions
 

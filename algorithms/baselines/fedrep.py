@@ -53,6 +53,7 @@ class FedRep(Method):
 
     name = "fedrep"
     version = 2  # 2: the epochs of both stages add up to the job's by default
+    sums_steps = True
     options_model = FedRepOptions
     options: FedRepOptions
 

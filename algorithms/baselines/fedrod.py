@@ -60,6 +60,7 @@ class FedRoD(Method):
 
     name = "fedrod"
     version = 1
+    sums_steps = True
     needs_classes = "balances the loss by class"
     options_model = FedRoDOptions
     options: FedRoDOptions

@@ -92,6 +92,7 @@ class KNNPer(FedAvg):
 
     name = "knn-per"
     version = 1
+    sums_steps = False
     needs_classes = "takes classes from a silo's nearest records"
     product = "trained"
     tunes = True

@@ -61,6 +61,7 @@ class LGFedAvg(Method):
 
     name = "lg-fedavg"
     version = 1
+    sums_steps = True
     options_model = LGFedAvgOptions
     options: LGFedAvgOptions
 

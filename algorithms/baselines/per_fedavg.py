@@ -69,6 +69,7 @@ class PerFedAvg(FedAvgFT):
 
     name = "per-fedavg"
     version = 1
+    sums_steps = False
     options_model = PerFedAvgOptions
     options: PerFedAvgOptions
 

@@ -75,6 +75,7 @@ class PFedMe(FedAvg):
 
     name = "pfedme"
     version = 1
+    sums_steps = False
     options_model = PFedMeOptions
     product = "trained"
     options: PFedMeOptions

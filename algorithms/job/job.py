@@ -98,6 +98,7 @@ from .security import (
     unblind,
 )
 from .torchmetrics_counting import counted, noise_fault
+from .shared_steps import SharedSteps
 from .training_table import TrainingTable
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
@@ -209,6 +210,8 @@ class JobFile(JobSettings):
         if self.privacy is not None:
             self._check_private_model()
             self._check_private_task(self.privacy)
+            if self.privacy.shared:
+                self._check_shared_noise(self.privacy)
         return self
 
     @property
@@ -255,6 +258,32 @@ class JobFile(JobSettings):
             )
         if fault := noise_fault(self.counting):
             raise ValueError(fault)
+
+    def _check_shared_noise(self, privacy: PrivacyTable) -> None:
+        """ValueError where sums open without the shares of all silos, or are seen one by one."""
+        where, security = 'privacy.noise = "shared"', self.security
+        # Whoever saw a silo's own upload would see it under a share of the noise alone.
+        if not security.required:
+            raise ValueError(
+                f"{where} protects sums alone: write security.secure_aggregation ="
+                ' "required", or noise = "local"'
+            )
+        if security.dropouts == "any" or self.participation != 1:
+            raise ValueError(
+                f"{where} takes a share of the noise from every silo: leave out security.dropouts"
+                " and participation"
+            )
+        # Who colludes with the coordinator knows its own share.
+        if privacy.dishonest < security.colluders:
+            raise ValueError(
+                f"{where} with dishonest = {privacy.dishonest}: security.colluders ="
+                f" {security.colluders} silos may collude; raise dishonest to that"
+            )
+        if privacy.honest(len(self.silos)) < 2:
+            raise ValueError(
+                f"{where} with dishonest = {privacy.dishonest} of {len(self.silos)} silos: nobody is"
+                ' left to share noise with; lower it, name more silos, or write noise = "local"'
+            )
 
     def _check_private_model(self) -> None:
         # Clipping cannot bound how one record moves the gradients of others.
@@ -567,7 +596,9 @@ class Job:
         self._check_loaded_parts(method)
         # A blind sum by class shows the silos of a class that few hold (class_census.py).
         if self.security.required and self._sums_by_class(method):
-            return self._counted_first()
+            method = self._counted_first()
+        if self.privacy is not None and self.privacy.shared:
+            return SharedSteps(method, self.setting(), self.privacy, self.lr)
         return method
 
     def _check_loaded_parts(self, method: Method) -> None:

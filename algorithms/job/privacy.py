@@ -35,7 +35,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ...errors import LocalError
-from .privacy_table import LARGEST_SIGMA, PrivacyTable
+from .privacy_table import LARGEST_SIGMA, MOST_SHARED_SIGMA, PrivacyTable
 
 if TYPE_CHECKING:
     from ..course import Effort
@@ -48,8 +48,9 @@ MOST_STEPS = 10**9
 
 Steps = Counter[tuple[str, str, str]]  # by purpose, sigma and q
 
-TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
+TRAINING, SHARED, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
     "training",
+    "training-shared",
     "training-whole",
     "statistics",
     "metrics",
@@ -70,6 +71,11 @@ class Spend:
     sigma: str
     q: str
     steps: int
+
+    @property
+    def shared(self) -> bool:
+        """True if the silos share the noise of these steps."""
+        return self.purpose == SHARED
 
 
 def decimal(value: float | Decimal) -> str:
@@ -113,6 +119,7 @@ def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, .
     spends = [
         # Steps per epoch follow from q: the number of records is not public.
         Spend(TRAINING, sigma, decimal(rate), effort.epochs * ceil(1 / rate)),
+        Spend(SHARED, sigma, decimal(rate), effort.shared),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
@@ -159,6 +166,12 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
                 f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise"
                 f" of a step on all records, is over {LARGEST_SIGMA:,}; lower sigma, or raise"
                 " sample_rate"
+            )
+        # more noise than a sum of whole numbers has room for
+        if table.shared and Decimal(sigma) > MOST_SHARED_SIGMA:
+            raise LocalError(
+                f"job {job.name!r}: privacy.sigma = {sigma!r}, and noise that silos share is at most"
+                f" {MOST_SHARED_SIGMA:,} clips; raise privacy.epsilon, or take fewer rounds"
             )
         return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
 

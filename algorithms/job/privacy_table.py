@@ -1,8 +1,13 @@
 """The ``[privacy]`` table of a job file."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ...files.documents import Real, Strict
 
@@ -10,6 +15,13 @@ LARGEST_SIGMA = 100_000  # costs are computed up to here
 # A class counts as present from so many standard deviations of the noise on: then 1 in 741 absent
 # classes seems present, P(z >= 3).
 PRESENT = 3.0
+# Sums under shared noise cross as whole numbers, 2^SHARED_BITS to a clip. A secure sum holds numbers
+# of a silo below 2^40 (security/blind/sum.py). Records take at most half of that room: those of a
+# step are at most twice MOST_DRAWN, or the silo sits the job out. Noise takes a thirtieth of the
+# other half as its standard deviation, so none is ever larger than that half.
+SHARED_BITS = 24
+MOST_DRAWN = 2**14
+MOST_SHARED_SIGMA = 1000
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
@@ -36,6 +48,13 @@ class PrivacyTable(Strict):
     It changes memory and time only. Calls of fewer rows are not much faster, and more rows are not
     added up exactly (training/clipped_sum.py). The last call may have empty rows.
     """
+    noise: Literal["local", "shared"] = "local"
+    """Each silo adds all of a step's noise to what it gives ("local"), or a share of it.
+
+    Shares add up to all of it in a blind sum (shared_steps.py).
+    """
+    dishonest: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
+    """Silos whose shares of the noise do not count: they may know them, or leave them out."""
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
@@ -46,3 +65,38 @@ class PrivacyTable(Strict):
     """Noise of a method's statistics of a round, in units of ``statistics_clip``."""
     metrics_sigma: Sigma | None = None
     """Noise of a round's sums over test records; default: they stay at the silo."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> "PrivacyTable":
+        if self.noise == "local" and self.dishonest != 1:
+            raise ValueError(
+                f"dishonest = {self.dishonest} does nothing with local noise, which needs nobody"
+                ' else; take it out, or write noise = "shared"'
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``noise`` where it is local, as documents of older releases have it."""
+        written: dict[str, Any] = serialise(self)
+        if self.noise == "local":
+            for key in ("noise", "dishonest"):
+                written.pop(key, None)
+        return written
+
+    @property
+    def share_unit(self) -> float:
+        """What 1 in a sum under shared noise is, of a gradient."""
+        return self.clip / 2.0**SHARED_BITS
+
+    @property
+    def shared(self) -> bool:
+        """True if the silos share the noise of what they sum."""
+        return self.noise == "shared"
+
+    def honest(self, silos: int) -> int:
+        """Silos whose shares are all of a step's noise: of a job of so many, those not dishonest.
+
+        One where the noise is local.
+        """
+        return silos - self.dishonest if self.shared else 1

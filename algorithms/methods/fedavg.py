@@ -38,6 +38,7 @@ class FedAvg(Method):
 
     name = "fedavg"
     version = 1
+    sums_steps = True
     options_model = FedAvgOptions
     product: Literal["delivered", "trained"] = "delivered"
     options: FedAvgOptions

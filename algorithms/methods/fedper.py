@@ -29,6 +29,7 @@ class FedPer(Method):
 
     name = "fedper"
     version = 1
+    sums_steps = True
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)

@@ -136,6 +136,7 @@ class PFedSim(Method):
 
     name = "pfedsim"
     version = 1
+    sums_steps = True
     options_model = PFedSimOptions
     options: PFedSimOptions
     addressed = ("extractor",)

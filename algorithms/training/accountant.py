@@ -34,6 +34,13 @@ class Random(Protocol):
         """
         ...
 
+    def discrete_gaussian(self, count: int, variance: int) -> NDArray[np.int64]:
+        """Independent discrete Gaussians [count] of this variance and mean 0.
+
+        They are int64, and exact: no float decides a value (security/dp/discrete_gaussian.py).
+        """
+        ...
+
     def drawn(self, records: int, q: float) -> NDArray[np.int64]:
         """Indices of the records of a step, each drawn with probability q.
 

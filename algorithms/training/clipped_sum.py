@@ -28,6 +28,10 @@ so the release is computed from Σ y_i + σ u z, which is the Gaussian mechanism
 every integer: float64 has a thousand steps within a unit at any size that σ u z reaches. So the
 last bits of a release do not reveal what the noise was added to.
 
+**Shares of the noise.** Where silos share the noise of a sum, each adds a discrete Gaussian, and
+the sum crosses in integers (job/shared_steps.py). A clip has 2^SHARED_BITS of its units, whatever
+σ, so that no number leaves what a secure sum holds (job/privacy_table.py).
+
 **The share of a record** must be the same, bit for bit, with and without another record in the data
 set. Matrix products round differently in calls of other sizes (for one record, for two, and from
 four on, in the libraries that we have seen), so ``dataset.in_calls`` makes all calls of one size.
@@ -36,12 +40,14 @@ position; tests/algorithms/training/test_dp_sgd.py checks that.
 """
 
 from collections.abc import Iterator, Sequence
-from math import sqrt
+from fractions import Fraction
+from math import ceil, sqrt
 
 import torch
 from torch import Tensor
 
 from ...errors import LocalError
+from ..job.privacy_table import SHARED_BITS
 from .accountant import Random
 
 BITS = 38
@@ -58,11 +64,14 @@ class ClippedSum:
     release of the same sum.
     """
 
-    def __init__(self, shapes: Sequence[torch.Size], clip: float, sigma: float) -> None:
+    def __init__(
+        self, shapes: Sequence[torch.Size], clip: float, sigma: float, *, shared: bool = False
+    ) -> None:
+        """``shared``: in the units in which shares of noise are."""
         self._shapes, self._clip, self._sigma = shapes, clip, sigma
         # σ u is at most 2^BITS: float64 then has a thousand steps per unit at any size that σ u z
         # reaches, so the noise takes every integer.
-        self._units = 2.0**BITS / max(sigma, 1.0)
+        self._units = 2.0**SHARED_BITS if shared else 2.0**BITS / max(sigma, 1.0)
         # Rounding lengthens a share by at most √P / 2, which is set aside.
         self._room = self._units - sqrt(sum(shape.numel() for shape in shapes)) / 2
         # int64 holds the sum of 2^24 records, even if all point in one direction.
@@ -98,17 +107,32 @@ class ClippedSum:
                 # Exact in float64: MOST_ROWS integers of BITS bits add up to 2^53 at most.
                 total[place] += scaled.round_().sum(0).long()
 
-    def noisy(self, random: Random) -> list[Tensor]:
-        """The sums with noise, in float64.
+    def noisy(self, random: Random, places: Sequence[int] | None = None) -> list[Tensor]:
+        """The sums with noise, in float64; of the tensors at these ``places``, or of all.
 
         ``random`` must be fresh, and used for nothing else.
         """
         made = []
-        for shape, total in zip(self._shapes, self._totals, strict=True):
+        for place in range(len(self._shapes)) if places is None else places:
+            shape, total = self._shapes[place], self._totals[place]
             normal = torch.from_numpy(random.normal(shape.numel()))
             # Rounded before it is added: integers add exactly, so this is the Gaussian mechanism.
             noise = normal.mul_(self._sigma * self._units).round_().long()
             made.append(noise.add_(total).double().mul_(self._clip / self._units).reshape(shape))
+        return made
+
+    def shares(self, random: Random, honest: int, places: Sequence[int]) -> list[Tensor]:
+        """The sums of the tensors at these ``places``, int64, with one share of the noise.
+
+        The shares of ``honest`` silos are the noise of ``noisy`` together. In units of ``clip`` /
+        2^SHARED_BITS, of a sum that is ``shared``.
+        """
+        variance = share_variance(self._sigma, honest)
+        made = []
+        for place in places:
+            shape, total = self._shapes[place], self._totals[place]
+            noise = torch.from_numpy(random.discrete_gaussian(shape.numel(), variance))
+            made.append(noise.add_(total).reshape(shape))
         return made
 
     @staticmethod
@@ -120,6 +144,15 @@ class ClippedSum:
                 # In place, since ``_pieces`` gives copies.
                 squares += piece.square_().sum(1)
         return squares.sqrt_()
+
+
+def share_variance(sigma: float, honest: int) -> int:
+    """The variance of one share, in squared units: of ``honest`` shares at least (σ u)².
+
+    It is rounded up from the exact number.
+    """
+    exact = (Fraction(sigma) * 2**SHARED_BITS) ** 2 / honest
+    return ceil(exact)
 
 
 def _pieces(row: Tensor) -> Iterator[tuple[slice, Tensor]]:

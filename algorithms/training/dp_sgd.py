@@ -67,6 +67,7 @@ class Mechanism:
     q: float
     divisor: float  # D
     physical_batch: int  # rows of a call: records whose gradients are in memory at a time
+    honest: int = 1  # silos whose shares are the noise of a step, where they share it
 
     @property
     def steps(self) -> int:
@@ -84,12 +85,14 @@ class Private:
     """
 
     def __init__(
-        self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]
+        self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[Stage], None]
     ) -> None:
-        """``charge`` is called before each step, with whether the step takes all records.
+        """``charge`` is called before each step, with its stage.
 
         It raises ExhaustedError where nothing is left to spend.
         """
+        # of the last step of a stage with shared noise, by parameter
+        self.summed: dict[str, Tensor] = {}
         self._mechanism = mechanism
         self._fresh = fresh
         self._charge = charge
@@ -106,7 +109,7 @@ class Private:
         """
         for _ in range(self.steps(stage, records, batch_size)):
             # The charge comes first: where nothing is left to spend, no record is drawn.
-            self._charge(stage.full_batch)
+            self._charge(stage)
             # A fresh generator for the draw and the noise of this step.
             self._random = self._fresh()
             if stage.full_batch:
@@ -120,7 +123,7 @@ class Private:
 
         It depends on q, not on the number of records, which is not public.
         """
-        return 1 if stage.full_batch else self._mechanism.steps
+        return 1 if stage.full_batch or stage.summed else self._mechanism.steps
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
         """In secret: layers draw by a record's row in a call, and augmentation by its place.
@@ -145,13 +148,17 @@ class Private:
         how = self._mechanism
         if stage.full_batch:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
-        parameters = _trained(modules, stage)
         if _hookable(modules, stage):
             gradients = self._by_hooks(modules, stage)
         else:
             gradients = _by_function(modules, stage)
         apart = False  # checked in the first step, which knows the form of a record
-        shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
+        named = _named(modules, stage)
+        shapes = [p.shape for _, p in named]
+        # What the silos sum stays as it came down, the rest moves here.
+        summed = {name: at for at, (name, _) in enumerate(named) if name in stage.summed}
+        kept = [at for at, (name, _) in enumerate(named) if name not in stage.summed]
+        rule = _Rule([named[at][1] for at in kept], modules, stage) if kept else None
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             nonlocal apart
@@ -164,7 +171,7 @@ class Private:
                 apart = True
 
             # Rows that fill up a call are not records: their gradients must not be added.
-            moved, total = ClippedSum(shapes, how.clip, how.sigma), 0.0
+            moved, total = ClippedSum(shapes, how.clip, how.sigma, shared=bool(summed)), 0.0
             for xs, ys, records in in_calls(x, y, how.physical_batch):
                 losses, found = gradients(xs, ys)
                 moved.add([gradient[:records] for gradient in found])
@@ -173,13 +180,13 @@ class Private:
 
             # Penalty and optimiser come after the noise: they are computed from a release alone,
             # and so cost nothing.
-            noisy = moved.noisy(self._random)
-            rule(
-                [
-                    (each / how.divisor).to(p.dtype)
-                    for each, p in zip(noisy, parameters, strict=True)
-                ]
-            )
+            if rule is not None:
+                noisy = moved.noisy(self._random, kept)
+                moves = zip(noisy, kept, strict=True)
+                rule([(each / how.divisor).to(named[at][1].dtype) for each, at in moves])
+            if summed:
+                shares = moved.shares(self._random, how.honest, list(summed.values()))
+                self.summed = dict(zip(summed, shares, strict=True))
             # By D, like the update: the number of drawn records is not public.
             return torch.tensor(total / how.divisor, dtype=torch.float64)
 
@@ -193,7 +200,7 @@ class Private:
             for hooks in hooked:
                 hooks.cleanup()
 
-        parameters = _trained(modules, stage)
+        parameters = [p for _, p in _named(modules, stage)]
 
         def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
             # The hooks add to what stands there, and the records before have been counted.
@@ -229,9 +236,13 @@ class _Rule:
         move(self._parameters, updates, self._memory, optimiser)
 
 
-def _trained(modules: Modules, stage: Stage) -> list[nn.Parameter]:
-    """The parameters that a stage moves."""
-    return [p for part in stage.trains for p in modules[part].parameters()]
+def _named(modules: Modules, stage: Stage) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of which a stage takes gradients, named ``part.parameter``."""
+    return [
+        (f"{part}.{name}", p)
+        for part in stage.trains
+        for name, p in modules[part].named_parameters()
+    ]
 
 
 def check(part: str, module: nn.Module) -> None:

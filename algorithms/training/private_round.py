@@ -34,6 +34,7 @@ from ..job.job import Job
 from ..job.privacy import (
     HISTOGRAM,
     METRICS,
+    SHARED,
     STATISTICS,
     TRAINING,
     WHOLE,
@@ -42,7 +43,7 @@ from ..job.privacy import (
     signed_sigma,
     whole_sigma,
 )
-from ..job.privacy_table import PRESENT, PrivacyTable
+from ..job.privacy_table import MOST_DRAWN, PRESENT, PrivacyTable
 from ..leaks.taint import EXACT, PUBLIC, Taint, Tracker, paid, worst
 from ..method import Method
 from ..models.functional import mapped
@@ -188,14 +189,31 @@ class PrivateRound:
             q=table.sample_rate,
             divisor=table.sample_rate * self.facts.samples,
             physical_batch=table.physical_batch,
+            honest=table.honest(len(job.silos)),
         )
         self._way = Private(mechanism, private.fresh, self._charge)
+        self._summed = PUBLIC  # the taint of the sums of a step with shared noise
         self._taints: dict[str, Taint] = {}
         # ``evaluated`` raises this taint to that of the evaluated models.
         self._metrics = PUBLIC
 
-    def _charge(self, whole: bool) -> None:
-        self._take(WHOLE if whole else TRAINING)
+    def _charge(self, stage: Stage) -> None:
+        if stage.summed:
+            self._check_drawn()
+            self._take(SHARED)
+        else:
+            self._take(WHOLE if stage.full_batch else TRAINING)
+
+    def _check_drawn(self) -> None:
+        """LocalError where a step may draw more records than whole numbers have room for."""
+        # By the noisy count, so that no failure tells of a record.
+        expected = self._table.sample_rate * self.facts.samples
+        if expected > MOST_DRAWN:
+            raise LocalError(
+                f"a step draws {expected:,.0f} of this silo's records on average, and the sums of a"
+                f" job with shared noise have room for {MOST_DRAWN:,}; have the job signed with a"
+                " lower privacy.sample_rate"
+            )
 
     def _take(self, purpose: str) -> None:
         if self.spending is None:
@@ -274,13 +292,16 @@ class PrivateRound:
 
     def _check_effort(self, noisy: Sequence[Stage]) -> None:
         """LocalError for more steps than the method declared, which is all that is paid for."""
-        epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
+        effort = self._effort
+        shared = sum(stage.epochs for stage in noisy if stage.summed)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)
-        if epochs > self._effort.epochs or whole > self._effort.whole:
+        epochs = sum(stage.epochs for stage in noisy) - whole - shared
+        if epochs > effort.epochs or whole > effort.whole or shared > effort.shared:
             raise LocalError(
-                f"the stages of round {self.facts.round} take {epochs} epochs and {whole} steps on"
-                f" all records, effort() of method {self._method.name!r} says {self._effort.epochs}"
-                f" and {self._effort.whole}; this is a bug in the method"
+                f"the stages of round {self.facts.round} take {epochs} epochs, {whole} steps on all"
+                f" records and {shared} with shared noise, effort() of method"
+                f" {self._method.name!r} says {effort.epochs}, {effort.whole} and {effort.shared};"
+                " this is a bug in the method"
             )
 
     def way(self, stage: Stage) -> Stepper:
@@ -302,9 +323,13 @@ class PrivateRound:
         shown = filterfalse(self._is_private_part, self._taints)
         reached = [self._taints[name] for name in shown]
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
+        if stage.summed:
+            self._summed, self.facts = found, replace(self.facts, summed=self._way.summed)
         for part in stage.trains:
             for name, _ in handed[part].named_parameters():
-                self._taints[f"part/{part}/{name}"] = EXACT if stage.noiseless else found
+                # What is summed has not moved.
+                if f"{part}.{name}" not in stage.summed:
+                    self._taints[f"part/{part}/{name}"] = EXACT if stage.noiseless else found
             # DP-SGD puts noise on parameters alone; a buffer that moved, such as running
             # statistics, has the records in it as they are.
             for name, buffer in handed[part].named_buffers():
@@ -327,6 +352,9 @@ class PrivateRound:
         tracker = Tracker()
         held = _entered(tracker, state)
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
+        summed = facts.summed.items()
+        entered = {name: tracker.enter(tensor, self._summed) for name, tensor in summed}
+        facts = replace(facts, summed=entered)
         with tracker:
             made = self._method.contribute(held, facts)
         contributions, kept = settled(self._method.name, held, made)

@@ -59,6 +59,8 @@
     required = true         # nothing leaves that is computed from its records without noise; left
                             # out: false
     min_sigma = 0.5         # least noise of a job's steps, in clips; left out: as its epsilon needs
+    noise = "local"         # "shared": the silos of a blind job may share the noise of its sums
+    dishonest = 1           # with noise = "shared": fewest silos whose shares a job may not count
     records_per_person = 1  # at most; for the report of what a person's records cost together
 
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
@@ -209,7 +211,20 @@ class BudgetTable(Strict):
     delta: Annotated[Real, Field(ge=Decimal("1e-20"), lt=1)]
     required: Annotated[bool, Field(strict=True)] = False
     min_sigma: Annotated[Real, Field(gt=0, le=100_000)] | None = None
+    # What protects the data set: noise of this silo alone, or also that of others.
+    noise: Literal["local", "shared"] = "local"
+    # Fewest silos that a job with shared noise must take for dishonest.
+    dishonest: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
     records_per_person: Annotated[int, Field(strict=True, ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.noise == "local" and self.dishonest != 1:
+            raise ValueError(
+                f"dishonest = {self.dishonest} does nothing with local noise, which needs nobody"
+                ' else; take it out, or write noise = "shared"'
+            )
+        return self
 
 
 class AllowRule(Strict):

@@ -10,10 +10,12 @@ from decimal import Decimal
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
+from ...algorithms.job.privacy_table import PrivacyTable
 from ...algorithms.training.accountant import PrivateSilo
 from ...errors import LocalError
 from ...security.dp.noise import Randomness
 from ...security.dp.noise_planner import overspent
+from ...security.policy.file import BudgetTable
 from ...security.policy.policy import Policy
 from ..job_folder import JobFolder
 from .accountant import JobAccount
@@ -71,6 +73,28 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         yield (
             f"it promises its epsilon at delta = {decimal(table.delta)}; {named} has delta ="
             f" {asked.delta:f}; have the job signed with at most that, or raise it in the policy"
+        )
+
+    # (5) Its owner says whose noise may protect the records.
+    yield from _noise_objections(table, asked, named)
+
+
+def _noise_objections(table: PrivacyTable, asked: BudgetTable, named: str) -> Iterator[str]:
+    """Objections to who adds the noise of a private job."""
+    if not table.shared:
+        return
+    if asked.noise != "shared":
+        yield (
+            f'its silos share the noise of its sums, and {named} has noise = "local": this silo'
+            " would add a share of it and rely on the others for the rest; have the job signed with"
+            ' privacy.noise = "local", or write noise = "shared" (docs/privacy.md says who must be'
+            " honest then)"
+        )
+    elif table.dishonest < asked.dishonest:
+        yield (
+            f"it counts the shares of noise of all silos but {table.dishonest}; {named} asks for"
+            f" dishonest = {asked.dishonest}; have the job signed with a higher"
+            " privacy.dishonest"
         )
 
 

@@ -1,0 +1,323 @@
+"""A method whose rounds are one step each, summed over the silos under noise that they share.
+
+A blind private job with ``noise = "shared"`` runs as this method around its own (job.py). Local
+noise protects a silo's records from whoever sees what leaves, so each silo adds all of it. Where
+nobody sees more than a sum over n silos, its noise is needed once, not n times. Of each parameter
+that the method sums, silo i gives, in integers::
+
+    G_i = Σ_r y_r + z_i     y_r  the gradient of a drawn record, cut to one clip, which is u units
+                                 (training/clipped_sum.py)
+                            z_i  a discrete Gaussian of variance (σ u)² / h
+
+h is the number of silos that are not taken for dishonest. So the shares of any h silos add up to
+all of the noise, and the others may know theirs, or leave them out (Kairouz, Liu, Steinke, "The
+distributed discrete Gaussian mechanism for federated learning with secure aggregation", ICML 2021;
+security/dp/discrete_gaussian.py has the bounds). No round opens without one of its silos: the sums
+of such a job are over all silos or not at all (``Job.batches``). From the sum the coordinator
+computes the mean of the models that the silos would have trained in one step, weighted by N_i, the
+noisy number of records of silo i::
+
+    θ ← θ − lr (C / u · Σ_i G_i / (q Σ_i N_i) + weight_decay · θ)
+
+and the method takes it for its own sum. The silos keep the parameters that are summed as they came
+down: a gradient under a share of the noise alone is nothing to train on from. Parameters that stay
+move in the same step, by the silo's own gradient under all of the noise. One clip holds both
+together, so one record moves everything that a step releases by one clip at most.
+
+Rounds in which the method gives no weighted mean, such as pFedSim's of its second phase, are as the
+method has them, with local noise.
+
+=====================  ====  ================================================  ==========
+round                  way   part                                              exchange
+=====================  ====  ================================================  ==========
+with a weighted mean   up    ``steps``: G_i by parameter, ``records``: N_i     Sum, total
+with a weighted mean   down  what the method has                               -
+any other              both  what the method has                               -
+=====================  ====  ================================================  ==========
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import LocalError
+from ..course import (
+    ContributionsAndState,
+    Course,
+    Effort,
+    Facts,
+    Parts,
+    SiloState,
+    Stage,
+    settled,
+)
+from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results
+from ..exchange.parts import WEIGHT, Contribution, Part, Sum, TensorSpec
+from ..method import Method, Setting, initial_state
+from ..tasks.task import cells
+from .privacy_table import PrivacyTable
+
+STEPS, RECORDS = "steps", "records"
+VALUES = "shared."  # in the coordinator's state: parameters as they went down last
+
+
+class SharedSteps(Method):
+    """``inner`` with one step a round, where it gives a weighted mean of what it trains."""
+
+    def __init__(
+        self, inner: Method, setting: Setting, table: PrivacyTable, lr: Callable[[int], float]
+    ) -> None:
+        """``lr`` is the learning rate of a round. LocalError for a method that cannot do so."""
+        # The job's method digest is made of this name and version.
+        self.name, self.version, self.product = inner.name, inner.version, inner.product
+        self.addressed, self.census, self.tunes = inner.addressed, inner.census, inner.tunes
+        self.by_rounds, self.directed_for = inner.by_rounds, inner.directed_for
+        self.setting, self.options, self.template = setting, inner.options, inner.template
+        self._inner, self._table, self._lr = inner, table, lr
+        # Parts that cross never cross from here either, so a silo may load them as before.
+        self.loadable = inner.loadable
+        self._check()
+
+    def _check(self) -> None:
+        """LocalError where a round is no single step of plain SGD from what came down."""
+        where, rule = 'privacy.noise = "shared"', self.setting.optimiser
+        shared = [round_ for round_ in self._rounds if self._meant(round_)]
+        if not self._inner.sums_steps or not shared:
+            raise LocalError(
+                f"{where} with method {self.name!r} and its options: no round of it is a mean, by"
+                " records, of steps that all silos take from one model; write noise = \"local\", or"
+                " choose another method"
+            )
+        if rule.rule != "sgd" or rule.clip is not None:
+            raise LocalError(
+                f"{where}: a step of all silos together is one of plain SGD; write optimiser ="
+                ' "sgd" and leave training.clip out (methods such as fedadam adapt the step at the'
+                " coordinator)"
+            )
+        if self.setting.epochs != 1:
+            raise LocalError(
+                f"{where} with training.epochs = {self.setting.epochs}: a round is one step of all"
+                " silos together; write epochs = 1, and more rounds"
+            )
+        if rule.momentum and len(shared) == len(self._rounds):
+            raise LocalError(
+                f"{where} with training.momentum = {rule.momentum:g}: each round is one step, in"
+                " which momentum does nothing; leave it out (method fedavgm has it at the"
+                " coordinator)"
+            )
+
+        # The course depends on nothing that a silo knows alone, but for what it trains.
+        self._course(shared[0])
+
+    def _course(self, round_: int) -> None:
+        """LocalError where the stages of a round are not what a step of all silos is."""
+        silo = self.setting.silos[0]
+        # Without values, which may take gigabytes.
+        with torch.device("meta"):
+            modules = self._inner.modules(silo)
+        state = SiloState({part: dict(module.state_dict()) for part, module in modules.items()})
+        counts = torch.ones(cells(self.setting.task, self.setting.outputs), dtype=torch.int64)
+        self.stages(state, Facts(silo, round_, len(counts), counts))
+
+    @property
+    def _rounds(self) -> range:
+        return range(self.setting.rounds + self.census + self.tunes)
+
+    def _meant(self, round_: int) -> tuple[Part, ...]:
+        """The parts that the method sums by weight in a round; none where it gives anything else."""
+        parts = self._inner.up(round_)
+        means = tuple(part for part in parts if part.exchange == Sum("mean"))
+        return means if len(means) == len(parts) else ()
+
+    def _summed(self, round_: int) -> dict[str, TensorSpec]:
+        """The parameters that a round sums, by their names ``part.parameter``."""
+        return {spec.name: spec for part in self._meant(round_) for spec in part.tensors}
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """The silos' steps and their numbers of records; in other rounds the method's own."""
+        means = self._meant(round_)
+        if not means:
+            return self._inner.up(round_)
+        steps = [
+            TensorSpec(name, "int64", spec.shape) for name, spec in self._summed(round_).items()
+        ]
+        # A number of records that was released before, with noise.
+        records = TensorSpec(RECORDS, "int64", (), 1.0, None)
+        return (Part(STEPS, means[0].kind, Sum("total"), (*steps, records)),)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """What the method delivers."""
+        return self._inner.down(round_)
+
+    def by_class(self, round_: int) -> tuple[str, ...]:
+        """What the method sums class by class; nothing of a step."""
+        return () if self._meant(round_) else self._inner.by_class(round_)
+
+    def stream_round(self, round_: int) -> int:
+        """The method's."""
+        return self._inner.stream_round(round_)
+
+    @property
+    def compares_labels(self) -> bool:
+        """True if the method does."""
+        return self._inner.compares_labels
+
+    # The silo half.
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """The method's modules."""
+        return self._inner.modules(silo)
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """The method's tensors."""
+        return self._inner.initial_extra(silo)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """The method's outputs."""
+        return self._inner.predict(parts, x)
+
+    def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The method's statistics."""
+        return self._inner.measure(parts, x, y)
+
+    @property
+    def measures(self) -> bool:
+        """As the method."""
+        return self._inner.measures
+
+    def effort(self, round_: int) -> Effort:
+        """The method's effort, of which the epoch of what is summed is one step."""
+        effort = self._inner.effort(round_)
+        if not self._meant(round_):
+            return effort
+        return replace(effort, epochs=effort.epochs - self.setting.epochs, shared=1)
+
+    @property
+    def private_fault(self) -> str:
+        """The method's reason."""
+        return self._inner.private_fault
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """As the method takes it."""
+        return self._inner.deliver(state, delivered, facts)
+
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """The method's stages; the one that trains what is summed is one step."""
+        course = self._inner.stages(state, facts)
+        summed = frozenset(self._summed(facts.round))
+        if not summed:
+            return course
+        parts = {name.partition(".")[0] for name in summed}
+        made, found = [], 0
+        for stage in course:
+            if isinstance(stage, Stage) and parts.intersection(stage.trains):
+                # What the stage adds to the loss would have to be known to the coordinator.
+                single = stage.penalty is None and not stage.full_batch and stage.epochs == 1
+                found, stage = found + single, replace(stage, summed=summed)
+            made.append(stage)
+        if found != 1:
+            raise LocalError(
+                f'privacy.noise = "shared" with method {self.name!r} and its options: it trains'
+                " what it sums by more than one epoch of its loss; write noise = \"local\", or leave"
+                " its options out"
+            )
+        return tuple(made)
+
+    def contribute(
+        self, state: SiloState, facts: Facts
+    ) -> Mapping[str, Contribution] | ContributionsAndState:
+        """The sums of this silo's step with its share of the noise, and its number of records."""
+        made = self._inner.contribute(state, facts)
+        summed = self._summed(facts.round)
+        if not summed:
+            return made
+        # The method's own contribution is of parameters that did not move.
+        _, kept = settled(self.name, state, made)
+        tensors = {name: facts.summed[name] for name in summed}
+        tensors[RECORDS] = torch.tensor(facts.samples)
+        contributions = {STEPS: Contribution(tensors)}
+        return contributions if kept is state else ContributionsAndState(contributions, kept)
+
+    # The coordinator half. Its state has the parameters that are summed, next to the method's own.
+
+    def begin(self) -> CoordinatorState:
+        """The method's state, and the initial values of what is summed."""
+        names = {name for round_ in self._rounds for name in self._summed(round_)}
+        # Every silo begins with the same values of what it shares.
+        parts = initial_state(self._inner, self.setting.silos[0]).parts
+        values = {}
+        for name in sorted(names):
+            part, _, leaf = name.partition(".")
+            values[VALUES + name] = parts[part][leaf]
+        return {**self._inner.begin(), **values}
+
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
+        """Take the step of all silos, and let the method combine what comes of it."""
+        inner = _without_values(state)
+        means = self._meant(round_)
+        if not means:
+            combined = self._inner.combine(inner, round_, cohort, results)
+            return replace(combined, state={**_values(state), **combined.state})
+        steps = results[STEPS]
+        records = int(steps[RECORDS])
+        # A silo says that it has one record at least, so this many have been summed.
+        if records < len(cohort):
+            raise LocalError(
+                f"round {round_}: {len(cohort)} silos say that they have {records} records"
+                " together; one of them does not count as the job says: find it in its own log,"
+                " and have the job signed without it"
+            )
+        factor = self._table.share_unit / (self._table.sample_rate * records)
+        moved: dict[str, Tensor] = {}
+        for name in self._summed(round_):
+            mean = steps[name].double() * factor
+            moved[name] = self._moved(state[VALUES + name], mean, self._lr(round_))
+        weight = torch.tensor(float(records), dtype=torch.float64)
+        summed = {
+            part.name: {**{spec.name: moved[spec.name] for spec in part.tensors}, WEIGHT: weight}
+            for part in means
+        }
+        combined = self._inner.combine(inner, round_, cohort, summed)
+        # What goes down is where all silos take their next step from, under whatever name.
+        for tensors in combined.published.values():
+            moved |= {name: value for name, value in tensors.items() if name in moved}
+        values = _values(state) | {VALUES + name: value for name, value in moved.items()}
+        return replace(combined, state={**values, **combined.state})
+
+    def _moved(self, before: Tensor, mean: Tensor, lr: float) -> Tensor:
+        """A parameter after a step by this mean gradient, of its own dtype."""
+        value = before.double()
+        decay = self.setting.optimiser.weight_decay
+        return (value - lr * (mean + decay * value)).to(before.dtype)
+
+    def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
+        """The method's state, and what is summed."""
+        return {**_values(state), **self._inner.unposted(_without_values(state), silos)}
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """What the method delivers."""
+        return self._inner.deliveries(_without_values(state), round_, silo)
+
+    def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
+        """The method's."""
+        return self._inner.row_weights(round_, recipient)
+
+    def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
+        """The method's."""
+        return self._inner.member_weights(_without_values(state), recipient)
+
+    def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
+        """The method's answer."""
+        return self._inner.mail_fault(round_, silo, shares, keep)
+
+
+def _values(state: CoordinatorState) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if name.startswith(VALUES)}
+
+
+def _without_values(state: CoordinatorState) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if not name.startswith(VALUES)}

@@ -1,0 +1,327 @@
+"""Rounds of one step under noise that the silos share, against the step of a trusted curator."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from support.jobs import make_data, make_job
+from support.refusals import refused
+from torch.func import functional_call, grad, vmap
+from torch.testing import assert_close
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.course import Effort
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import Sum
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.privacy import SHARED, TRAINING, Spend, job_spends, round_spends
+from staddle.algorithms.job.privacy_table import MOST_DRAWN, PrivacyTable
+from staddle.algorithms.job.shared_steps import RECORDS, STEPS, VALUES
+from staddle.algorithms.leaks.taint import PUBLIC, paid, worst
+from staddle.algorithms.training import private_round
+from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.security.blind.plan import simulated
+
+SILOS = ["a", "b", "c", "d"]
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 1.0, "sigma": "2.0", "noise": "shared"}
+# A deviation of this noise of counts is rounded to nothing.
+PRIVACY |= {"histogram_sigma": 0.4, "clip": 0.25}
+ABLE = {"fedavg", "fedavg-ft", "fedavgm", "fedadam", "fedyogi", "fedper", "fedrep", "fedbabu"}
+ABLE |= {"fedbn", "fedrod", "lg-fedavg", "pfedsim"}
+LR = 0.1
+
+
+class Told:
+    """All records are drawn; noise is what it is told, in standard deviations."""
+
+    def __init__(self, local=0.0, share=0.0):
+        self.local, self.share, self.variances = local, share, []
+
+    def normal(self, count):
+        return np.full(count, self.local)
+
+    def discrete_gaussian(self, count, variance):
+        self.variances.append(variance)
+        return np.full(count, round(self.share * float(variance) ** 0.5), np.int64)
+
+    def drawn(self, records, q):
+        return np.arange(records)
+
+
+def shared_job(method="fedavg", options=None, privacy=None, **fields):
+    model = {"norm": "group"} if method == "fedbn" else {}
+    return make_job(
+        method,
+        options,
+        model,
+        silos=SILOS,
+        min_cohort=3,
+        privacy={**PRIVACY, **(privacy or {})},
+        **{"rounds": 2, "security": {"secure_aggregation": "required"}, **fields},
+    )
+
+
+def shards(job):
+    return {
+        silo: (make_data(20 + 5 * i, i), make_data(12, 100 + i)) for i, silo in enumerate(job.silos)
+    }
+
+
+def run(job, random=None, data=None):
+    random = random or Told()
+    return simulate(
+        job,
+        data or shards(job),
+        private=lambda _: PrivateSilo(MemoryAccount(job), lambda: random),
+        exchanges=simulated(job),
+    )
+
+
+def clipped_gradients(module, data, clip):
+    """Each record's gradient cut to the clip over all parameters, and added up in float64."""
+    values = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(of, x, y):
+        return torch.nn.functional.cross_entropy(functional_call(module, of, x[None]), y[None])
+
+    found = vmap(grad(loss), in_dims=(None, 0, 0))(values, data.x, data.y)
+    rows = torch.cat([each.flatten(1).double() for each in found.values()], 1)
+    factor = (clip / rows.norm(dim=1)).clamp(max=1)
+    return {
+        name: (each.double() * factor.reshape(-1, *(1,) * (each.ndim - 1))).sum(0)
+        for name, each in found.items()
+    }
+
+
+def whole(parts):
+    return torch.nn.Sequential(parts["extractor"], parts["classifier"])
+
+
+def named(values):
+    """Of a ``Sequential`` of extractor and classifier, by the names of the parts."""
+    return {
+        name.replace("0.", "extractor.", 1) if name[0] == "0" else f"classifier.{name[2:]}": value
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_round_without_noise_is_the_step_of_a_curator_who_has_all_records(decay):
+    job = shared_job(rounds=1, training={"weight_decay": decay})
+    module = whole(job.setting().build())
+    data = shards(job)
+    sums = [named(clipped_gradients(module, train, 0.25)) for train, _ in data.values()]
+    records = sum(len(train) for train, _ in data.values())
+    final = run(job, data=data).states["b"].parts
+    for name, before in named(dict(module.named_parameters())).items():
+        mean = sum(each[name] for each in sums) / records
+        part, _, leaf = name.partition(".")
+        moved = before.double() - LR * (mean + decay * before.double())
+        assert (moved - before.double()).abs().max() > 1e-5
+        assert_close(final[part][leaf].double(), moved, atol=3e-8, rtol=0)
+
+
+def test_the_shares_of_all_but_the_dishonest_are_the_noise_of_one_step():
+    """Each share is one deviation of its own: together n of them, of which h count for all noise."""
+    job, clear, noisy = shared_job(rounds=1, privacy={"dishonest": 2}), Told(), Told(share=1.0)
+    data = shards(job)
+    without, having = run(job, clear, data), run(job, noisy, data)
+    variance = Fraction(2.0) ** 2 * 4**24 / 2
+    assert set(noisy.variances) == {variance}
+    records = sum(len(train) for train, _ in data.values())
+    moved = LR * 4 * float(variance) ** 0.5 * 0.25 / 2**24 / records
+    for part, tensors in without.states["a"].parts.items():
+        for name, value in tensors.items():
+            there = having.states["a"].parts[part][name].double()
+            assert_close(value.double() - there, torch.full_like(there, moved), atol=1e-6, rtol=0)
+
+
+def test_what_stays_moves_at_its_silo_by_its_own_gradient_under_all_of_the_noise():
+    job, random = shared_job("fedper", rounds=1), Told(local=1.0, share=0.0)
+    module = whole(job.setting().build())
+    data = shards(job)
+    run_of = run(job, random, data)
+    for silo, (train, _) in data.items():
+        sums = named(clipped_gradients(module, train, 0.25))
+        for name, before in job.setting().build()["classifier"].named_parameters():
+            noise = 2.0 * 0.25
+            step = (sums[f"classifier.{name}"] + noise) / len(train)
+            found = run_of.states[silo].parts["classifier"][name].double()
+            assert_close(found, before.double() - LR * step, atol=3e-8, rtol=0)
+
+
+def test_a_silo_keeps_what_is_summed_as_it_came_down_and_says_who_paid(monkeypatch):
+    seen = []
+    contribute = private_round.PrivateRound.contribute
+
+    def watched(self, state):
+        made = contribute(self, state)
+        seen.append((self, state, made))
+        return made
+
+    monkeypatch.setattr(private_round.PrivateRound, "contribute", watched)
+    job = shared_job("fedper", rounds=2)
+    run(job)
+    first, later = seen[0], seen[-1]
+    build = job.setting().build()["extractor"].state_dict()
+    for name, value in first[1].parts["extractor"].items():
+        assert torch.equal(value, build[name])
+        assert first[1].taints[f"part/extractor/{name}"] == PUBLIC
+    side, state, (contributions, taints, kept) = later
+    assert kept is state
+    assert set(contributions) == {STEPS}
+    # the counts' reservation, that of the round before, by the classifier, and that of this round
+    assert taints[STEPS].pop(RECORDS) == paid(0)
+    assert set(taints[STEPS].values()) == {worst((paid(0), paid(1), paid(2)))}
+    assert all(value.dtype == torch.int64 for value in contributions[STEPS].tensors.values())
+    assert int(contributions[STEPS].tensors[RECORDS]) == side.facts.samples
+
+
+def test_a_round_costs_one_step():
+    job = shared_job(rounds=40, privacy={"sample_rate": 0.25})
+    assert job.method().effort(0) == Effort(shared=1)
+    assert round_spends(job, 0, "2.0") == (Spend(SHARED, "2.0", "0.25", 1),)
+    # two rounds more, which crashes may cost
+    assert {spend.purpose: spend.steps for spend in job_spends(job, "2.0")} == {
+        "histogram": 1,
+        SHARED: 42,
+    }
+    assert Spend(SHARED, "2.0", "0.25", 1).shared
+    assert not Spend(TRAINING, "2.0", "0.25", 1).shared
+
+
+def test_rounds_in_which_no_mean_crosses_have_local_noise():
+    job = shared_job("pfedsim", {"rho": 0.5}, rounds=4, privacy={"sample_rate": 0.25})
+    parts = [[part.name for part in job.up(round_)] for round_ in range(4)]
+    assert parts == [[STEPS, "metrics"]] * 2 + [["extractor", "rows", "metrics"]] * 2
+    assert [spend.purpose for spend in round_spends(job, 1, "2.0")] == [SHARED]
+    assert round_spends(job, 2, "2.0") == (Spend(TRAINING, "2.0", "0.25", 4),)
+    assert [part.name for part in job.down(2)] == ["model"]
+    scores = run(job).scores("trained")
+    assert set(scores) == set(SILOS)
+
+
+@pytest.mark.parametrize("name", sorted(ABLE))
+def test_methods_whose_means_are_of_steps_from_one_model_share_their_noise(name):
+    job = shared_job(name)
+    (steps,) = (part for part in job.up(0) if part.name == STEPS)
+    assert steps.exchange == Sum("total")
+    assert {spec.dtype for spec in steps.tensors} == {"int64"}
+    result = run(job, Told(local=0.1, share=0.1))
+    assert set(result.scores(job.method().product)) == set(SILOS)
+
+
+def test_all_others_are_refused():
+    others = {name for name in METHODS if not METHODS[name].sums_steps}
+    assert others == set(METHODS) - ABLE
+    for name in ("fedssa", "ppfl", "fedprox", "local", "fednova"):
+        with refused("no round of it is a mean, by records, of steps"):
+            shared_job(name).method()
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("fedavg", {"weights": "equal"}, "no round of it is a mean, by records"),
+        ("pfedsim", {"rho": 0.0}, "no round of it is a mean, by records"),
+        ("fedrep", {"extractor_epochs": 2}, "by more than one epoch"),
+    ],
+)
+def test_options_by_which_a_round_is_no_single_step_are_refused(method, options, said):
+    with refused(said):
+        shared_job(method, options).method()
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"epochs": 2}, "epochs = 1, and more rounds"),
+        ({"momentum": 0.9}, "momentum does nothing"),
+        ({"optimiser": "adam"}, 'optimiser = "sgd"'),
+        ({"clip": 1.0}, r"leave training\.clip out"),
+    ],
+)
+def test_training_that_is_no_plain_step_is_refused(training, said):
+    with refused(said):
+        shared_job(training=training).method()
+    # its second phase has local noise, and whole epochs of its own
+    if "momentum" in training:
+        shared_job("pfedsim", training=training).method()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"security": {}}, 'secure_aggregation = "required"'),
+        ({"security": {"secure_aggregation": "required", "colluders": 2}}, "raise dishonest"),
+        ({"privacy": {"dishonest": 3}}, "nobody is left to share noise with"),
+        ({"privacy": {"noise": "local", "dishonest": 2}}, "does nothing with local noise"),
+        ({"participation": 0.5}, "a share of the noise from every silo"),
+    ],
+)
+def test_jobs_in_which_shares_would_be_missing_are_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        shared_job(**fields)
+
+
+def test_a_document_has_shared_noise_and_says_nothing_of_local_noise():
+    document = json.loads(json.dumps(shared_job().document()))
+    assert (document["privacy"]["noise"], document["privacy"]["dishonest"]) == ("shared", 1)
+    assert Job.from_document(document, "job", ()) == shared_job()
+    local = shared_job(privacy={"noise": "local"}).document()
+    assert not {"noise", "dishonest"} & set(local["privacy"])
+
+
+def test_more_noise_than_whole_numbers_hold_is_refused():
+    job = shared_job(privacy={"sigma": None})
+    with refused("noise that silos share is at most 1,000 clips"):
+        job_spends(job, "1000.001")
+
+
+def test_a_silo_of_too_many_records_sits_the_job_out(monkeypatch):
+    monkeypatch.setattr(private_round, "MOST_DRAWN", 20)
+    with refused("a step draws 25 of this silo's records on average"):
+        run(shared_job())
+    assert 2 * MOST_DRAWN * 2**24 <= 2**39
+
+
+def test_a_sum_that_cannot_be_of_all_silos_is_refused():
+    method = shared_job().method()
+    steps = {spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in method.up(0)[0].tensors}
+    results = {STEPS: steps | {RECORDS: torch.tensor(3)}}
+    with refused("4 silos say that they have 3 records together"):
+        method.combine(method.begin(), 0, tuple(SILOS), results)
+
+
+def test_the_next_step_is_from_what_the_method_published():
+    """A method with an optimiser at the coordinator publishes another value than the mean."""
+    method = shared_job("fedavgm", {"server_lr": 0.5}).method()
+    begun = method.begin()
+    assert begun.keys() >= {VALUES + spec.name for spec in method.up(0)[0].tensors} - {VALUES + RECORDS}
+    steps = {
+        spec.name: torch.full(spec.shape, 2**20, dtype=torch.int64)
+        for spec in method.up(0)[0].tensors
+    }
+    results = {STEPS: steps | {RECORDS: torch.tensor(100)}}
+    combined = method.combine(begun, 0, tuple(SILOS), results)
+    (published,) = combined.published.values()
+    for name, value in published.items():
+        # a mean gradient of 2^20 units, of which the coordinator's optimiser takes half
+        step = LR * 0.25 / 2**24 * 2**20 / 100
+        before = begun[VALUES + name].double()
+        assert_close(value.double(), before - 0.5 * step, atol=3e-8, rtol=0)
+        assert torch.equal(combined.state[VALUES + name], value)
+
+
+def test_whose_shares_count():
+    table = PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5)
+    assert table.honest(10) == 1
+    assert replace_(table, noise="shared").honest(10) == 9
+    assert replace_(table, noise="shared", dishonest=3).honest(10) == 7
+
+
+def replace_(table, **changes):
+    return table.model_copy(update=changes)
