@@ -144,8 +144,8 @@ class Stage:
     With ``coupled`` the loss of a record depends on the other records of its batch, or on their
     number; that of batch norm need not be said. A private job has no such stage.
 
-    ``summed``, which a job with shared noise sets, are parameters, named ``part.parameter``, that the
-    stage does not move: its one step gives their sums (job/shared_steps.py).
+    ``summed``, which a job with shared noise sets, are parameters, named ``part.parameter``, that
+    the stage does not move: its one step gives their sums (job/shared_steps.py).
 
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
     all. The job also sets ``augment``, which changes each batch's records at random.

@@ -75,7 +75,7 @@ from ..models.pretrained import WEIGHTS_FOLDER, StartValues
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from ..tasks.classification import Classification
-from ..tasks.counting import Counting
+from ..tasks.counting import LARGEST_COUNT, Counting
 from ..tasks.metrics_table import MetricsTable, size_fault
 from ..tasks.registry import TASKS, TaskTable, guard
 from ..tasks.task import Task
@@ -97,8 +97,8 @@ from .security import (
     tagged,
     unblind,
 )
-from .torchmetrics_counting import counted, noise_fault
 from .shared_steps import SharedSteps
+from .torchmetrics_counting import counted, noise_fault
 from .training_table import TrainingTable
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
@@ -281,8 +281,8 @@ class JobFile(JobSettings):
             )
         if privacy.honest(len(self.silos)) < 2:
             raise ValueError(
-                f"{where} with dishonest = {privacy.dishonest} of {len(self.silos)} silos: nobody is"
-                ' left to share noise with; lower it, name more silos, or write noise = "local"'
+                f"{where} with dishonest = {privacy.dishonest} of {len(self.silos)} silos: nobody"
+                ' is left to share noise with; lower it, name more silos, or write noise = "local"'
             )
 
     def _check_private_model(self) -> None:
@@ -897,7 +897,10 @@ class Job:
     def counted_parts(self) -> tuple[Part, ...]:
         """The parts of evaluation; a task's own code is asked once, where the job is read."""
         with guard(self.task):
-            return tuple(self.counting.parts())
+            parts = tuple(self.counting.parts())
+        # A share of the noise may take a silo's count below zero.
+        shared = self.privacy is not None and self.privacy.shared
+        return tuple(map(_of_any_sign, parts)) if shared else parts
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.
@@ -1042,6 +1045,11 @@ class Job:
             raise LocalError(
                 f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}"
             )
+
+
+def _of_any_sign(part: Part) -> Part:
+    specs = (replace(spec, least=-LARGEST_COUNT) for spec in part.tensors)
+    return replace(part, tensors=tuple(specs))
 
 
 def _drawn(rng: Generator, silos: int, number: int) -> list[int]:

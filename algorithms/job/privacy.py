@@ -48,12 +48,13 @@ MOST_STEPS = 10**9
 
 Steps = Counter[tuple[str, str, str]]  # by purpose, sigma and q
 
-TRAINING, SHARED, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
+TRAINING, SHARED, WHOLE, STATISTICS, METRICS, SHARED_METRICS, HISTOGRAM = (
     "training",
     "training-shared",
     "training-whole",
     "statistics",
     "metrics",
+    "metrics-shared",
     "histogram",
 )
 
@@ -75,7 +76,7 @@ class Spend:
     @property
     def shared(self) -> bool:
         """True if the silos share the noise of these steps."""
-        return self.purpose == SHARED
+        return self.purpose in (SHARED, SHARED_METRICS)
 
 
 def decimal(value: float | Decimal) -> str:
@@ -125,7 +126,8 @@ def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, .
     ]
     # Test counts without noise do not leave, so they cost nothing.
     if table.metrics_sigma is not None:
-        spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
+        purpose = SHARED_METRICS if table.shared else METRICS
+        spends.append(Spend(purpose, decimal(table.metrics_sigma), "1", 1))
     return tuple(spend for spend in spends if spend.steps)
 
 
@@ -170,8 +172,8 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
         # more noise than a sum of whole numbers has room for
         if table.shared and Decimal(sigma) > MOST_SHARED_SIGMA:
             raise LocalError(
-                f"job {job.name!r}: privacy.sigma = {sigma!r}, and noise that silos share is at most"
-                f" {MOST_SHARED_SIGMA:,} clips; raise privacy.epsilon, or take fewer rounds"
+                f"job {job.name!r}: privacy.sigma = {sigma!r}, and noise that silos share is at"
+                f" most {MOST_SHARED_SIGMA:,} clips; raise privacy.epsilon, or take fewer rounds"
             )
         return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
 

@@ -1,5 +1,7 @@
 """The ``[privacy]`` table of a job file."""
 
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,14 +17,24 @@ LARGEST_SIGMA = 100_000  # costs are computed up to here
 # A class counts as present from so many standard deviations of the noise on: then 1 in 741 absent
 # classes seems present, P(z >= 3).
 PRESENT = 3.0
-# Sums under shared noise cross as whole numbers, 2^SHARED_BITS to a clip. A secure sum holds numbers
-# of a silo below 2^40 (security/blind/sum.py). Records take at most half of that room: those of a
-# step are at most twice MOST_DRAWN, or the silo sits the job out. Noise takes a thirtieth of the
-# other half as its standard deviation, so none is ever larger than that half.
+# Sums under shared noise cross as whole numbers, 2^SHARED_BITS to a clip. A secure sum takes
+# numbers below 2^40 from a silo (security/blind/sum.py). Records have half of that room: no step
+# ever draws twice MOST_DRAWN. So has noise, whose deviation is a thirtieth of it.
 SHARED_BITS = 24
 MOST_DRAWN = 2**14
 MOST_SHARED_SIGMA = 1000
+LEAST_SHARE = 8  # variance of a share
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
+
+
+def share_variance(sigma: float | str, units: int | Fraction, honest: int) -> int:
+    """The variance of a share of noise, in squared units: that of ``honest`` shares is (σ units)².
+
+    ``units`` are the most that one record moves a sum of integers. Exact, rounded up, and at least
+    LEAST_SHARE, from which on a sum of shares is a discrete Gaussian for all that one could tell
+    (security/dp/shared_noise.py).
+    """
+    return max(ceil((Fraction(sigma) * units) ** 2 / honest), LEAST_SHARE)
 
 
 # Beyond these bounds a gradient in float32 overflows or is lost.

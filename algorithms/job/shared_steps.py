@@ -46,6 +46,7 @@ from ...errors import LocalError
 from ..course import (
     ContributionsAndState,
     Course,
+    CourseStep,
     Effort,
     Facts,
     Parts,
@@ -87,7 +88,7 @@ class SharedSteps(Method):
         if not self._inner.sums_steps or not shared:
             raise LocalError(
                 f"{where} with method {self.name!r} and its options: no round of it is a mean, by"
-                " records, of steps that all silos take from one model; write noise = \"local\", or"
+                ' records, of steps that all silos take from one model; write noise = "local", or'
                 " choose another method"
             )
         if rule.rule != "sgd" or rule.clip is not None:
@@ -126,7 +127,7 @@ class SharedSteps(Method):
         return range(self.setting.rounds + self.census + self.tunes)
 
     def _meant(self, round_: int) -> tuple[Part, ...]:
-        """The parts that the method sums by weight in a round; none where it gives anything else."""
+        """The parts that the method sums by weight; none in a round that gives anything else."""
         parts = self._inner.up(round_)
         means = tuple(part for part in parts if part.exchange == Sum("mean"))
         return means if len(means) == len(parts) else ()
@@ -210,17 +211,19 @@ class SharedSteps(Method):
         if not summed:
             return course
         parts = {name.partition(".")[0] for name in summed}
-        made, found = [], 0
-        for stage in course:
-            if isinstance(stage, Stage) and parts.intersection(stage.trains):
-                # What the stage adds to the loss would have to be known to the coordinator.
-                single = stage.penalty is None and not stage.full_batch and stage.epochs == 1
-                found, stage = found + single, replace(stage, summed=summed)
-            made.append(stage)
-        if found != 1:
+        made: list[CourseStep] = []
+        single: list[bool] = []
+        for step in course:
+            if isinstance(step, Stage) and parts.intersection(step.trains):
+                # The coordinator, which takes the step, knows no more than its gradient.
+                single.append(step.penalty is None and not step.full_batch and step.epochs == 1)
+                made.append(replace(step, summed=summed))
+            else:
+                made.append(step)
+        if single != [True]:
             raise LocalError(
                 f'privacy.noise = "shared" with method {self.name!r} and its options: it trains'
-                " what it sums by more than one epoch of its loss; write noise = \"local\", or leave"
+                ' what it sums by more than one epoch of its loss; write noise = "local", or leave'
                 " its options out"
             )
         return tuple(made)

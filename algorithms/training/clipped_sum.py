@@ -40,14 +40,13 @@ position; tests/algorithms/training/test_dp_sgd.py checks that.
 """
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import ceil, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
 
 from ...errors import LocalError
-from ..job.privacy_table import SHARED_BITS
+from ..job.privacy_table import SHARED_BITS, share_variance
 from .accountant import Random
 
 BITS = 38
@@ -127,7 +126,7 @@ class ClippedSum:
         The shares of ``honest`` silos are the noise of ``noisy`` together. In units of ``clip`` /
         2^SHARED_BITS, of a sum that is ``shared``.
         """
-        variance = share_variance(self._sigma, honest)
+        variance = share_variance(self._sigma, 2**SHARED_BITS, honest)
         made = []
         for place in places:
             shape, total = self._shapes[place], self._totals[place]
@@ -144,15 +143,6 @@ class ClippedSum:
                 # In place, since ``_pieces`` gives copies.
                 squares += piece.square_().sum(1)
         return squares.sqrt_()
-
-
-def share_variance(sigma: float, honest: int) -> int:
-    """The variance of one share, in squared units: of ``honest`` shares at least (σ u)².
-
-    It is rounded up from the exact number.
-    """
-    exact = (Fraction(sigma) * 2**SHARED_BITS) ** 2 / honest
-    return ceil(exact)
 
 
 def _pieces(row: Tensor) -> Iterator[tuple[slice, Tensor]]:

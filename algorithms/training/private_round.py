@@ -35,6 +35,7 @@ from ..job.privacy import (
     HISTOGRAM,
     METRICS,
     SHARED,
+    SHARED_METRICS,
     STATISTICS,
     TRAINING,
     WHOLE,
@@ -43,7 +44,7 @@ from ..job.privacy import (
     signed_sigma,
     whole_sigma,
 )
-from ..job.privacy_table import MOST_DRAWN, PRESENT, PrivacyTable
+from ..job.privacy_table import MOST_DRAWN, PRESENT, PrivacyTable, share_variance
 from ..leaks.taint import EXACT, PUBLIC, Taint, Tracker, paid, worst
 from ..method import Method
 from ..models.functional import mapped
@@ -182,6 +183,7 @@ class PrivateRound:
         # The divisor is q times the noisy count: the number of records drawn would tell of them
         # (security rule 22).
         table = self._table
+        self._honest = table.honest(len(job.silos))
         mechanism = Mechanism(
             clip=table.clip,
             sigma=float(sigma),
@@ -189,7 +191,7 @@ class PrivateRound:
             q=table.sample_rate,
             divisor=table.sample_rate * self.facts.samples,
             physical_batch=table.physical_batch,
-            honest=table.honest(len(job.silos)),
+            honest=self._honest,
         )
         self._way = Private(mechanism, private.fresh, self._charge)
         self._summed = PUBLIC  # the taint of the sums of a step with shared noise
@@ -392,9 +394,13 @@ class PrivateRound:
         if sigma is None:
             # Zeros, since the wire list has these counts in every round.
             return _mapped(exact, torch.zeros_like), _seen(exact, PUBLIC)
-        self._take(METRICS)
+        self._take(SHARED_METRICS if self._table.shared else METRICS)
+        made = _seen(exact, worst((self._metrics, self._paid)))
         # One noise for all counts together: the more a job counts, the more a record changes.
         scale, random = sigma * sqrt(self._counting.squared_sensitivity), self._fresh()
+        # A share of the noise must reach the sum as it is.
+        if self._table.shared:
+            return self._with_shares(exact, scale, random), made
         noisy = {}
         for name, part in exact.items():
             units = {tensor: self._counting.unit(name, tensor) for tensor in part.tensors}
@@ -416,8 +422,21 @@ class PrivateRound:
             .long()
             for name, count in noisy[SEEN].tensors.items()
         }
-        counts = {**whole, SEEN: Contribution(within)}
-        return counts, _seen(exact, worst((self._metrics, self._paid)))
+        return {**whole, SEEN: Contribution(within)}, made
+
+    def _with_shares(
+        self, exact: Mapping[str, Contribution], scale: float, random: Random
+    ) -> dict[str, Contribution]:
+        """Counts with this silo's share of noise of standard deviation ``scale``, in units."""
+        found: dict[str, Contribution] = {}
+        for name, part in exact.items():
+            tensors = {}
+            for tensor, counts in part.tensors.items():
+                variance = share_variance(scale, self._counting.unit(name, tensor), self._honest)
+                noise = torch.from_numpy(random.discrete_gaussian(counts.numel(), variance))
+                tensors[tensor] = counts + noise.reshape(counts.shape)
+            found[name] = Contribution(tensors)
+        return found
 
     def _of(self, modules: Modules) -> Taint:
         prefixes = tuple(f"part/{part}/" for part in modules)

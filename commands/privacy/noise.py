@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil, log2
 
 from ...algorithms.job.job import Job, JobFile
-from ...algorithms.job.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
+from ...algorithms.job.privacy import SHARED, TRAINING, WHOLE, decimal, spends_by_sigma
 from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_toml
@@ -102,7 +102,7 @@ def noise(job: Job) -> str:
         return ""
     table, sigma = job.privacy, job.privacy.sigma
     spends = spends_by_sigma(job)(sigma)
-    steps = sum(one.steps for one in spends if one.purpose in (TRAINING, WHOLE))
+    steps = sum(one.steps for one in spends if one.purpose in (TRAINING, SHARED, WHOLE))
     return (
         f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at"
         f" most, epsilon {shown(cost(spends, table.delta))} of {table.epsilon:g} at delta ="

@@ -85,14 +85,15 @@ class JobSpending:
 
 @dataclass
 class _Job:
-    """Steps by σ and q, of what was committed and of what is open."""
+    """Steps by mechanism, of what was committed and of what is open."""
 
     name: str
-    steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # by σ, q, and whether silos share the noise
+    steps: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     open: int = 0
 
     def events(self) -> list[Event]:
-        return [Event(sigma, q, steps) for (sigma, q), steps in self.steps.items()]
+        return [Event(sigma, q, steps, shared) for (sigma, q, shared), steps in self.steps.items()]
 
 
 class Budget:
@@ -360,7 +361,7 @@ class Budget:
                 job = self._jobs.setdefault(record.job_digest, _Job(record.job))
                 job.open += 1
                 for each in record.events:
-                    job.steps[each.sigma, each.q] += each.steps
+                    job.steps[each.sigma, each.q, each.shared] += each.steps
                 self._open[seq] = record
                 self._reserved_by[seq] = record.job_digest
             case Commit(ref=ref, steps=steps):
@@ -369,7 +370,7 @@ class Budget:
                 job.open -= 1
                 for each, taken in zip(reserved.events, steps, strict=True):
                     # Only steps that were never taken are free again.
-                    job.steps[each.sigma, each.q] -= each.steps - taken
+                    job.steps[each.sigma, each.q, each.shared] -= each.steps - taken
 
 
 def check_covered(

@@ -3,10 +3,10 @@
 The log adds its frame (log/chain.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...errors import LocalError
 from ...files.documents import MAX_SAFE_INTEGER, Strict
@@ -49,12 +49,22 @@ class MechanismSteps(Strict):
     """Equal steps of one mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``.
 
     ``sigma`` is the noise in units of the sensitivity, ``q`` the probability that a step draws a
-    record; both are decimals. Values that ``Event`` does not allow do not parse.
+    record; both are decimals. ``"shared":true`` stands where the silos of a job share the noise.
+    Values that ``Event`` does not allow do not parse.
     """
 
     sigma: Number
     q: Number
     steps: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
+    shared: Annotated[bool, Field(strict=True)] = False
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``shared`` where the noise is this silo's own, as older releases wrote it."""
+        written: dict[str, Any] = serialise(self)
+        if not self.shared:
+            written.pop("shared", None)
+        return written
 
     @model_validator(mode="after")
     def _event(self) -> "MechanismSteps":
@@ -67,7 +77,7 @@ class MechanismSteps(Strict):
 
     def event(self, steps: int) -> Event:
         """So many of them, as the accountant has it."""
-        return Event(self.sigma, self.q, steps)
+        return Event(self.sigma, self.q, steps, self.shared)
 
 
 class Reserve(Strict):

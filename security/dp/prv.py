@@ -22,7 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from ...files.documents import canonical_json
-from .rdp import Event, Priced, cost, shown
+from .rdp import Priced, cost, shown
 
 PROGRAM = Path(__file__).with_name("prv_program.py")
 SEGMENTS = 8  # different events that are put to it
@@ -77,7 +77,7 @@ def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> 
         trivial = bound in (0, math.inf)
         possible = len(segments) <= SEGMENTS and question.delta >= LEAST_DELTA
         # Its proof is for continuous noise.
-        shared = any(isinstance(one, Event) and one.shared for one in question.events)
+        shared = any(one.shared for one in question.events)
         if not trivial and possible and not shared:
             put.append((len(found), bound))
             texts.append({"delta": repr(question.delta), "events": segments})

@@ -98,13 +98,23 @@ class Priced(Protocol):
         """As an event's."""
         ...
 
+    @property
+    def shared(self) -> bool:
+        """As an event's."""
+        ...
+
 
 def cost(priced: Iterable[Priced], delta: float) -> float:
     """The ε at δ of all of these together; ``math.inf`` where one of them has no noise.
 
     LocalError for a δ that is not between 0 and 1, or for values that ``Event`` does not allow.
     """
-    return epsilon(spent([_event(one) for one in priced]), delta)
+    return epsilon(spent(list(map(event_of, priced))), delta)
+
+
+def event_of(one: Priced) -> Event:
+    """The event of anything with its numbers."""
+    return Event(one.sigma, one.q, one.steps, one.shared)
 
 
 def group(value: float, delta: float, records: int) -> tuple[float, float]:
@@ -200,10 +210,6 @@ def _shared_step(sigma: str, q: str) -> Reals:
     rho: Reals = np.minimum(lines, _step(sigma, "1")) + (2 * orders - 1) / (orders - 1) * CLOSE
     rho.setflags(write=False)
     return rho
-
-
-def _event(one: Priced) -> Event:
-    return one if isinstance(one, Event) else Event(one.sigma, one.q, one.steps)
 
 
 def _decimal(text: str) -> Decimal:

@@ -49,32 +49,11 @@ D_α(μ_0 ‖ m), with m = (1 - q) μ_0 + q μ_v. Let L = μ_v / μ_0::
 """
 
 import math
-from decimal import Decimal
-from fractions import Fraction
 
 from ..faults import check_local
 
-# From this variance on, ``closeness`` is below rdp.CLOSE for a million silos and 2^64 coordinates.
-LEAST_SHARE = 8
 _SLACK = 1e-9  # relative; float64 loses less
 _LEAST = 1e-300  # absolute, for what float64 cannot hold
-
-
-def share_variance(sigma: str, units: int, honest: int) -> int:
-    """The variance of each share, so that ``honest`` of them have (sigma · units)² together.
-
-    ``sigma`` is an event's: the noise in units of the sensitivity, a decimal as text. ``units`` is
-    the sensitivity in integers. ``honest`` is how many shares every opened sum is sure to hold of
-    silos that tell nobody theirs. Exact, rounded up to an integer, and at least LEAST_SHARE.
-    LocalError unless all three are above 0.
-    """
-    noise = Fraction(Decimal(sigma))
-    check_local(
-        noise > 0 and units > 0 and honest > 0,
-        f"shares of noise of sigma = {sigma} for sums of sensitivity {units} by {honest} honest"
-        " silos; give numbers above 0",
-    )
-    return max(math.ceil((noise * units) ** 2 / honest), LEAST_SHARE)
 
 
 def closeness(shares: int, variance: int, numbers: int) -> float:

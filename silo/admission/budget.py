@@ -22,7 +22,7 @@ from ...security.dp import budget_view
 from ...security.dp.budget import ORIGIN, Budget, Ceiling, Steppers, check_covered
 from ...security.dp.budget_records import MechanismSteps
 from ...security.dp.budget_view import BudgetView
-from ...security.dp.rdp import Event, shown
+from ...security.dp.rdp import Event, event_of, shown
 from ...security.identity.keys import ENTRY_FILE, Keys, RosterEntry, load_entry
 from ...security.ledger import messages
 from ...security.ledger.audit import LEDGER
@@ -54,9 +54,7 @@ class DatasetBudget:
         """ExhaustedError, with the numbers, where what is left does not cover all that a job is to
         spend.
         """
-        self._budget.check_room(
-            job.name, job.digest, [Event(each.sigma, each.q, each.steps) for each in planned]
-        )
+        self._budget.check_room(job.name, job.digest, list(map(event_of, planned)))
 
     def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
         """Set steps aside, durably in the budget and then in the ledger.
@@ -64,7 +62,10 @@ class DatasetBudget:
         ExhaustedError where they are not covered. An earlier try of the job in this process is
         over: what it had not taken is free again.
         """
-        events = [MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
+        events = [
+            MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps, shared=each.shared)
+            for each in spends
+        ]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
         with self._mutex:
             self._let_go(job.digest)
@@ -229,7 +230,7 @@ def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
         for spending in budget.jobs:
             if spending.job_digest != job.digest:
                 others += spending.events
-    planned = [Event(one.sigma, one.q, one.steps) for one in job_spends(job, signed_sigma(job))]
+    planned = list(map(event_of, job_spends(job, signed_sigma(job))))
     most = Ceiling(format(asked.epsilon, "f"), format(asked.delta, "f"))
     check_covered(policy.dataset, f"all of job {job.name!r}", most, others, planned)
 

@@ -56,10 +56,11 @@ def folder_of(world):
 
 
 def steps_of(budget, job):
-    """Steps that a job has spent, by (sigma, q)."""
-    return (
-        dict(budget._budget._jobs[job.digest].steps) if job.digest in budget._budget._jobs else {}
-    )
+    """Steps that a job has spent under noise of its own, by (sigma, q)."""
+    known = budget._budget._jobs.get(job.digest)
+    if known is None:
+        return {}
+    return {(sigma, q): steps for (sigma, q, shared), steps in known.steps.items() if not shared}
 
 
 __all__ = ["SILO", "dataset", "folder_of", "opened", "policy_for", "private_job"]

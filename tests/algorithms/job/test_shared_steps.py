@@ -1,12 +1,13 @@
 """Rounds of one step under noise that the silos share, against the step of a trusted curator."""
 
 import json
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.jobs import make_data, make_job
 from support.refusals import refused
 from torch.func import functional_call, grad, vmap
@@ -18,7 +19,12 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Sum
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import SHARED, TRAINING, Spend, job_spends, round_spends
-from staddle.algorithms.job.privacy_table import MOST_DRAWN, PrivacyTable
+from staddle.algorithms.job.privacy_table import (
+    LEAST_SHARE,
+    MOST_DRAWN,
+    PrivacyTable,
+    share_variance,
+)
 from staddle.algorithms.job.shared_steps import RECORDS, STEPS, VALUES
 from staddle.algorithms.leaks.taint import PUBLIC, paid, worst
 from staddle.algorithms.training import private_round
@@ -125,7 +131,7 @@ def test_a_round_without_noise_is_the_step_of_a_curator_who_has_all_records(deca
 
 
 def test_the_shares_of_all_but_the_dishonest_are_the_noise_of_one_step():
-    """Each share is one deviation of its own: together n of them, of which h count for all noise."""
+    """Each share is one deviation of its own: n of them together, of which h are all noise."""
     job, clear, noisy = shared_job(rounds=1, privacy={"dishonest": 2}), Told(), Told(share=1.0)
     data = shards(job)
     without, having = run(job, clear, data), run(job, noisy, data)
@@ -290,7 +296,9 @@ def test_a_silo_of_too_many_records_sits_the_job_out(monkeypatch):
 
 def test_a_sum_that_cannot_be_of_all_silos_is_refused():
     method = shared_job().method()
-    steps = {spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in method.up(0)[0].tensors}
+    steps = {
+        spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in method.up(0)[0].tensors
+    }
     results = {STEPS: steps | {RECORDS: torch.tensor(3)}}
     with refused("4 silos say that they have 3 records together"):
         method.combine(method.begin(), 0, tuple(SILOS), results)
@@ -300,7 +308,7 @@ def test_the_next_step_is_from_what_the_method_published():
     """A method with an optimiser at the coordinator publishes another value than the mean."""
     method = shared_job("fedavgm", {"server_lr": 0.5}).method()
     begun = method.begin()
-    assert begun.keys() >= {VALUES + spec.name for spec in method.up(0)[0].tensors} - {VALUES + RECORDS}
+    assert begun.keys() >= {VALUES + spec.name for spec in method.down(1)[0].tensors}
     steps = {
         spec.name: torch.full(spec.shape, 2**20, dtype=torch.int64)
         for spec in method.up(0)[0].tensors
@@ -316,6 +324,26 @@ def test_the_next_step_is_from_what_the_method_published():
         assert torch.equal(combined.state[VALUES + name], value)
 
 
+@given(
+    sigma=st.decimals("0.001", "100000", places=3),
+    units=st.integers(1, 1 << 45),
+    honest=st.integers(1, 10_000),
+)
+def test_honest_shares_are_the_least_that_have_the_noise_together(sigma, units, honest):
+    found = share_variance(str(sigma), units, honest)
+    thousandths = int(sigma * 1000) * units
+    needed = thousandths**2
+    assert found * honest * 10**6 >= needed
+    assert found == LEAST_SHARE or (found - 1) * honest * 10**6 < needed
+    assert found >= LEAST_SHARE
+
+
+def test_no_float_comes_between():
+    assert share_variance("1.1", 1 << 38, 3) == -(-121 * (1 << 76) // 300)
+    assert share_variance("1e-3", 10**6, 1) == 10**6
+    assert share_variance("0.001", 1, 5) == LEAST_SHARE
+
+
 def test_whose_shares_count():
     table = PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5)
     assert table.honest(10) == 1
@@ -325,3 +353,17 @@ def test_whose_shares_count():
 
 def replace_(table, **changes):
     return table.model_copy(update=changes)
+
+
+def test_counts_of_test_records_have_shares_of_their_noise_and_may_fall_below_zero():
+    job = shared_job(rounds=1, privacy={"metrics_sigma": 6.0, "dishonest": 2})
+    random = Told(share=-1.0)
+    (noised,) = run(job, random).metrics
+    (exact,) = run(shared_job(rounds=1, privacy={"metrics_sigma": 6.0}), Told()).metrics
+    # three counts, of which a record changes each by one; two silos are honest
+    variance = 6 * 6 * 3 / 2 + 1  # rounded up, as is the root of 3
+    assert random.variances.count(variance) == 3
+    off = {name: noised[name] - count for name, count in exact.items()}
+    assert set(off.values()) == {-4 * round(variance**0.5)}
+    assert {spec.least for part in job.counted_parts for spec in part.tensors} == {-(2.0**40)}
+    assert [spend.purpose for spend in round_spends(job, 0, "2.0")] == [SHARED, "metrics-shared"]

@@ -961,7 +961,7 @@ class Wide:
     ("change", "said"),
     [
         (lambda stages: stages * 2,
-            r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"),
+            r"take 2 epochs, 0 steps on all records and 0 with.* effort\(\).* says 1, 0 and 0"),
         (lambda stages: tuple(replace(stage, coupled=True) for stage in stages),
             r"'fedper' trains a stage that is coupled: there a record moves"),
     ],

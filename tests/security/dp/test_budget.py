@@ -251,7 +251,7 @@ def least(promised, found):
 def spent_steps(folder):
     with opened(folder, known=True) as budget:
         (job,) = budget._jobs.values()
-        return job.steps["1.1", "0.02"]
+        return job.steps["1.1", "0.02", False]
 
 
 def calls_of(folder, monkeypatch):

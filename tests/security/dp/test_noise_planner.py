@@ -20,6 +20,7 @@ class Spend:
     sigma: str
     q: str
     steps: int
+    shared: bool = False
 
 
 HISTOGRAM = Spend("histogram", "10.0", "1", 1)

@@ -93,15 +93,13 @@ def test_what_is_shown_is_never_too_little():
 
 
 def test_what_has_the_numbers_of_an_event_has_its_cost():
-    found = a.cost(
-        [SimpleNamespace(sigma="1", q="0.0128", steps=39_000, purpose="training")], DELTA
-    )
+    found = a.cost([SimpleNamespace(sigma="1", q="0.0128", steps=39_000, shared=False)], DELTA)
     assert found == cost(Event("1", "0.0128", 39_000))
     assert a.covers("20.4", found)
     assert not a.covers("20.3", found)
     assert not a.covers("0.1", 0.1)  # the float is a little more
     with pytest.raises(LocalError, match="give a decimal"):
-        a.cost([SimpleNamespace(sigma="x", q="1", steps=1)], DELTA)
+        a.cost([SimpleNamespace(sigma="x", q="1", steps=1, shared=False)], DELTA)
 
 
 @settings(max_examples=8)

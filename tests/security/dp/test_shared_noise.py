@@ -1,16 +1,15 @@
-"""Noise of several silos: the sum against an exact convolution, and shares against fractions."""
+"""Noise of several silos: the sum against an exact convolution."""
 
 from functools import reduce
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from staddle.algorithms.job.privacy_table import LEAST_SHARE
 from staddle.errors import LocalError
 from staddle.security.dp.rdp import CLOSE
-from staddle.security.dp.shared_noise import LEAST_SHARE, closeness, share_variance
+from staddle.security.dp.shared_noise import closeness
 
 REACH = 60
 
@@ -45,32 +44,6 @@ def test_closeness_grows_with_shares_and_numbers_and_falls_with_variance():
 def test_every_share_is_wide_enough_for_what_is_charged():
     assert closeness(20_000, LEAST_SHARE, 1 << 64) < CLOSE
     assert closeness(2, 5, 1 << 32) > CLOSE
-
-
-@given(
-    sigma=st.decimals("0.001", "100000", places=3),
-    units=st.integers(1, 1 << 45),
-    honest=st.integers(1, 10_000),
-)
-def test_honest_shares_are_the_least_that_have_the_noise_together(sigma, units, honest):
-    found = share_variance(str(sigma), units, honest)
-    thousandths = int(sigma * 1000) * units
-    needed = thousandths**2
-    assert found * honest * 10**6 >= needed
-    assert found == LEAST_SHARE or (found - 1) * honest * 10**6 < needed
-    assert found >= LEAST_SHARE
-
-
-def test_no_float_comes_between():
-    assert share_variance("1.1", 1 << 38, 3) == -(-121 * (1 << 76) // 300)
-    assert share_variance("1e-3", 10**6, 1) == 10**6
-    assert share_variance("0.001", 1, 5) == LEAST_SHARE
-
-
-@pytest.mark.parametrize(("sigma", "units", "honest"), [("0", 1, 1), ("1", 0, 1), ("1", 1, 0)])
-def test_shares_of_nothing_are_refused(sigma, units, honest):
-    with pytest.raises(LocalError, match="honest silos; give numbers above 0"):
-        share_variance(sigma, units, honest)
 
 
 def test_closeness_of_no_noise_is_refused():
