@@ -131,7 +131,7 @@ RIGHT = {
 
 
 def faults(changes, records):
-    parts = COUNTING.parts()
+    parts = replace(COUNTING, noised=records is None).parts()
     items = [Item(part.name, part.kind, spec) for part in parts for spec in part.tensors]
     counts = RIGHT | changes
     values = [torch.tensor(counts[item.part, item.spec.name]) for item in items]
