@@ -84,7 +84,7 @@ from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .foreign_code import Allowed, check_code, libraries_of, packages_of, runs_others_code
 from .lr_schedule import paced
-from .privacy_table import PrivacyTable
+from .privacy_table import SHARING, PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain, same_start
 from .security import (
     Name,
@@ -526,8 +526,10 @@ class Job:
                 "options": plain(self.method_options),
             },
             **{key: plain(getattr(self, key)) for key in COPIED if key != "dataset"},
-            # The document of a job that asks for none stays as older releases wrote it.
+            # What older releases did not know is left out where it changes nothing: their documents
+            # stay as they are.
             **({"dataset": self.dataset} if self.dataset else {}),
+            "privacy": _written_privacy(self.privacy),
         }
 
     def with_weights(self, directory: Path) -> "Job":
@@ -1045,6 +1047,12 @@ class Job:
             raise LocalError(
                 f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}"
             )
+
+
+def _written_privacy(table: PrivacyTable | None) -> Any:
+    if table is None or table.shared:
+        return plain(table)
+    return plain(table.model_dump(exclude=SHARING))
 
 
 def _of_any_sign(part: Part) -> Part:

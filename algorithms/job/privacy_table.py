@@ -2,14 +2,9 @@
 
 from fractions import Fraction
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from ...files.documents import Real, Strict
 
@@ -24,6 +19,7 @@ SHARED_BITS = 24
 MOST_DRAWN = 2**14
 MOST_SHARED_SIGMA = 1000
 LEAST_SHARE = 8  # variance of a share
+SHARING = {"noise", "dishonest"}  # keys that say who adds the noise
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
@@ -86,15 +82,6 @@ class PrivacyTable(Strict):
                 ' else; take it out, or write noise = "shared"'
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``noise`` where it is local, as documents of older releases have it."""
-        written: dict[str, Any] = serialise(self)
-        if self.noise == "local":
-            for key in ("noise", "dishonest"):
-                written.pop(key, None)
-        return written
 
     @property
     def share_unit(self) -> float:

@@ -129,8 +129,7 @@ class SharedSteps(Method):
     def _meant(self, round_: int) -> tuple[Part, ...]:
         """The parts that the method sums by weight; none in a round that gives anything else."""
         parts = self._inner.up(round_)
-        means = tuple(part for part in parts if part.exchange == Sum("mean"))
-        return means if len(means) == len(parts) else ()
+        return parts if all(part.exchange == Sum("mean") for part in parts) else ()
 
     def _summed(self, round_: int) -> dict[str, TensorSpec]:
         """The parameters that a round sums, by their names ``part.parameter``."""
@@ -260,11 +259,11 @@ class SharedSteps(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Take the step of all silos, and let the method combine what comes of it."""
-        inner = _without_values(state)
+        values, inner = _apart(state)
         means = self._meant(round_)
         if not means:
             combined = self._inner.combine(inner, round_, cohort, results)
-            return replace(combined, state={**_values(state), **combined.state})
+            return replace(combined, state={**values, **combined.state})
         steps = results[STEPS]
         records = int(steps[RECORDS])
         # A silo says that it has one record at least, so this many have been summed.
@@ -278,7 +277,7 @@ class SharedSteps(Method):
         moved: dict[str, Tensor] = {}
         for name in self._summed(round_):
             mean = steps[name].double() * factor
-            moved[name] = self._moved(state[VALUES + name], mean, self._lr(round_))
+            moved[name] = self._moved(values[VALUES + name], mean, self._lr(round_))
         weight = torch.tensor(float(records), dtype=torch.float64)
         summed = {
             part.name: {**{spec.name: moved[spec.name] for spec in part.tensors}, WEIGHT: weight}
@@ -288,7 +287,7 @@ class SharedSteps(Method):
         # What goes down is where all silos take their next step from, under whatever name.
         for tensors in combined.published.values():
             moved |= {name: value for name, value in tensors.items() if name in moved}
-        values = _values(state) | {VALUES + name: value for name, value in moved.items()}
+        values |= {VALUES + name: value for name, value in moved.items()}
         return replace(combined, state={**values, **combined.state})
 
     def _moved(self, before: Tensor, mean: Tensor, lr: float) -> Tensor:
@@ -299,11 +298,12 @@ class SharedSteps(Method):
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
         """The method's state, and what is summed."""
-        return {**_values(state), **self._inner.unposted(_without_values(state), silos)}
+        values, inner = _apart(state)
+        return {**values, **self._inner.unposted(inner, silos)}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What the method delivers."""
-        return self._inner.deliveries(_without_values(state), round_, silo)
+        return self._inner.deliveries(_apart(state)[1], round_, silo)
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
         """The method's."""
@@ -311,16 +311,19 @@ class SharedSteps(Method):
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
         """The method's."""
-        return self._inner.member_weights(_without_values(state), recipient)
+        return self._inner.member_weights(_apart(state)[1], recipient)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """The method's answer."""
         return self._inner.mail_fault(round_, silo, shares, keep)
 
 
-def _values(state: CoordinatorState) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if name.startswith(VALUES)}
+def _apart(state: CoordinatorState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters that are summed, and the method's own state."""
+    own = dict(state)
+    names = list(filter(_is_value, own))
+    return {name: own.pop(name) for name in names}, own
 
 
-def _without_values(state: CoordinatorState) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if not name.startswith(VALUES)}
+def _is_value(name: str) -> bool:
+    return name.startswith(VALUES)

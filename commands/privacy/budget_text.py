@@ -7,6 +7,7 @@ from typing import Any
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal, job_spends, signed_sigma
+from ...algorithms.job.privacy_table import PrivacyTable
 from ...security.dp.rdp import cost, shown
 from ...security.policy.policy import Policy
 from ..console.output import number
@@ -72,11 +73,30 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
             " Default: what the job's own epsilon needs."
         ),
         "# min_sigma = 0.5",
+        *_noise_lines([one for _, one in private]),
         *_comment(
             "The most records that one person has in the data set; staddle privacy show uses it."
         ),
         "# records_per_person = 1",
     ]
+
+
+def _noise_lines(tables: Sequence[PrivacyTable]) -> list[str]:
+    """Whose noise may protect the records, as these jobs need it."""
+    shared = [table.dishonest for table in tables if table.shared]
+    if not shared:
+        why = (
+            "Whose noise may protect the records: this silo's own, or in blind jobs also shares of"
+            ' the other silos ("shared"). Default: this silo\'s own.'
+        )
+        return [*_comment(why), '# noise = "local"']
+    why = (
+        "Whose noise may protect the records: in blind jobs that say so, this silo adds a share of"
+        " the noise of a sum and relies on the other silos for the rest. So the records are"
+        ' protected from everybody who sees sums, as long as no more silos than "dishonest" tell'
+        ' their shares or leave them out. "local" declines such jobs.'
+    )
+    return [*_comment(why), 'noise = "shared"', f"dishonest = {min(shared)}"]
 
 
 def _together(jobs: Sequence[Job], delta: float) -> Decimal:

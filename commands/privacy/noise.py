@@ -106,5 +106,16 @@ def noise(job: Job) -> str:
     return (
         f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at"
         f" most, epsilon {shown(cost(spends, table.delta))} of {table.epsilon:g} at delta ="
-        f" {table.delta:g} of each silo's data set"
+        f" {table.delta:g} of each silo's data set{shared_by(job)}"
+    )
+
+
+def shared_by(job: Job) -> str:
+    """Who adds the noise of a private job, where its silos share it; else empty."""
+    if job.privacy is None or not job.privacy.shared:
+        return ""
+    silos, honest = len(job.silos), job.privacy.honest(len(job.silos))
+    return (
+        f"; the {silos} silos share the noise of sums, and {honest} of them have to be honest about"
+        " their shares"
     )
