@@ -38,15 +38,27 @@ def init(
         bool,
         typer.Option("--private", help=r"With differential privacy: write a \[privacy] table."),
     ] = False,
+    blind: Annotated[
+        bool,
+        typer.Option(
+            "--blind", help=r"The coordinator reads sums alone; with \[privacy] as --private."
+        ),
+    ] = False,
+    no_privacy: Annotated[
+        bool, typer.Option("--no-privacy", help=r"With --blind: without \[privacy].")
+    ] = False,
 ) -> None:
     """Write a commented example of a job, for one method, a task and a small model that works."""
-    examples.write(file, job_text(method, task, private=private), 0o644)
+    if no_privacy and (private or not blind):
+        raise LocalError("--no-privacy goes with --blind alone, whose draft is private without it")
+    private = private or (blind and not no_privacy)
+    examples.write(file, job_text(method, task, private=private, blind=blind), 0o644)
     printer.show(
         f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out"
         " JOB.json"
     )
     # Also without --private, so that nobody decides against it without knowing the cost.
-    cost = drafted_noise(method, task)
+    cost = drafted_noise(method, task, blind=blind)
     if private:
         printer.show(f"as drafted, the job is {cost}")
     else:

@@ -156,8 +156,10 @@ class Private:
         named = _named(modules, stage)
         shapes = [p.shape for _, p in named]
         # What the silos sum stays as it came down, the rest moves here.
-        summed = {name: at for at, (name, _) in enumerate(named) if name in stage.summed}
-        kept = [at for at, (name, _) in enumerate(named) if name not in stage.summed]
+        places = {name: at for at, (name, _) in enumerate(named)}
+        summed = sorted(stage.summed, key=places.__getitem__)
+        given = [places[name] for name in summed]
+        kept = sorted(set(places.values()).difference(given))
         rule = _Rule([named[at][1] for at in kept], modules, stage) if kept else None
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ class Private:
                 moves = zip(noisy, kept, strict=True)
                 rule([(each / how.divisor).to(named[at][1].dtype) for each, at in moves])
             if summed:
-                shares = moved.shares(self._random, how.honest, list(summed.values()))
+                shares = moved.shares(self._random, how.honest, given)
                 self.summed = dict(zip(summed, shares, strict=True))
             # By D, like the update: the number of drawn records is not public.
             return torch.tensor(total / how.divisor, dtype=torch.float64)

@@ -79,13 +79,45 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# What a blind job has in place of lines of the template.
+BLIND = {
+    '# secure_aggregation = "off"': 'secure_aggregation = "required"',
+    "# min_cohort = 2": "min_cohort = 3",
+}
+# What a blind job of some methods has besides: sums by class tell how many silos hold each, and
+# a matrix of test records would tell it again; and four silos are one too few where some are away.
+BLIND_OF = {
+    **dict.fromkeys(("fedaims", "fedgh", "fedpac", "fedproto", "fedssa", "ppfl"), NO_CONFUSION),
+    "fedsimsup": {
+        'silos = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]': (
+            "silos = [" + ", ".join(f'"hospital-{letter}"' for letter in "abcdefgh") + "]"
+        )
+    },
+}
+# What one has whose silos share their noise: a round is one step of many, and whole epochs of
+# pFedSim's second phase are few.
+SHARED = {
+    '# noise = "local"': 'noise = "shared"',
+    "rounds = 20": "rounds = 300",
+    "lr = 0.05": "lr = 0.5",
+    "# rho = 0.5": "rho = 0.99",
+}
+
 WIDTH = 118
 # examples for numbers that are left out by default; the first that the model takes
 WITHOUT_DEFAULT = (1.0, 1, 0.25)
 
 
-def job_text(method: str, task: TaskKind = "classification", *, private: bool = False) -> str:
+def job_text(
+    method: str,
+    task: TaskKind = "classification",
+    *,
+    private: bool = False,
+    blind: bool = False,
+) -> str:
     """A job file for one method and task, its options and a model that works with both.
+
+    If it is ``private`` and ``blind``, its silos share their noise where the method lets them.
 
     Returns TOML. LocalError names the known methods for an unknown one, and says where the method's
     example is of a classification.
@@ -110,9 +142,8 @@ def job_text(method: str, task: TaskKind = "classification", *, private: bool = 
         participation = f"participation = {settings['participation']}"
     # a model that takes any input has a default that suits nobody
     given = "" if task in OTHERS else "# "
-    comment = "# "
-    if private:
-        comment = ""
+    comment = "" if private else "# "
+    shares = private and blind and chosen.sums_steps
     statistics = f"what {method} measures" if measures else f"{method} has none"
     text = Template(examples.text("job")).substitute(
         method=method,
@@ -140,6 +171,10 @@ def job_text(method: str, task: TaskKind = "classification", *, private: bool = 
         **settings.get("lines", {}),
         **settings.get("private" * private, {}),
     }
+    if blind:
+        lines |= BLIND | BLIND_OF.get(method, {})
+    if shares:
+        lines |= SHARED
     for line, other in lines.items():
         text = text.replace(f"\n{line}\n", f"\n{other}\n")
     return text

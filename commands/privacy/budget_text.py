@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
 from ...algorithms.job.job import Job
@@ -83,7 +84,7 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
 
 def _noise_lines(tables: Sequence[PrivacyTable]) -> list[str]:
     """Whose noise may protect the records, as these jobs need it."""
-    shared = [table.dishonest for table in tables if table.shared]
+    shared = list(filter(attrgetter("shared"), tables))
     if not shared:
         why = (
             "Whose noise may protect the records: this silo's own, or in blind jobs also shares of"
@@ -96,7 +97,11 @@ def _noise_lines(tables: Sequence[PrivacyTable]) -> list[str]:
         ' protected from everybody who sees sums, as long as no more silos than "dishonest" tell'
         ' their shares or leave them out. "local" declines such jobs.'
     )
-    return [*_comment(why), 'noise = "shared"', f"dishonest = {min(shared)}"]
+    return [
+        *_comment(why),
+        'noise = "shared"',
+        f"dishonest = {min(map(attrgetter('dishonest'), shared))}",
+    ]
 
 
 def _together(jobs: Sequence[Job], delta: float) -> Decimal:

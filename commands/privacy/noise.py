@@ -42,12 +42,12 @@ def planned(job: Job, origin: str) -> Job:
     return job
 
 
-def drafted_noise(method: str, task: TaskKind = "classification") -> str:
+def drafted_noise(method: str, task: TaskKind = "classification", *, blind: bool = False) -> str:
     """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it.
 
     Planned for the example's own model and rounds, which its author will change.
     """
-    file = parse_toml(job_text(method, task, private=True).encode(), JobFile, ORIGIN)
+    file = parse_toml(job_text(method, task, private=True, blind=blind).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
     try:
         return noise(planned(job, ORIGIN))

@@ -27,7 +27,7 @@ from .rdp import Priced, cost, shown
 PROGRAM = Path(__file__).with_name("prv_program.py")
 SEGMENTS = 8  # different events that are put to it
 LEAST_DELTA = 1e-9  # below, what float64 loses in a Fourier transform counts
-NONE = "not within its limits"
+NONE = "not computed"
 _ANSWER = re.compile(rb"[0-9]{1,9}\.[0-9]{12}")
 
 

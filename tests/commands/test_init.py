@@ -206,6 +206,29 @@ def test_lines_that_a_method_changes_stand_in_the_template():
             assert not changed.keys() & {*lines}, method
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedprox", "fedssa", "pfedsim", "ppfl"])
+def test_the_example_of_a_blind_job_is_private_unless_somebody_says_no(init, method):
+    path = init("job", "--method", method, "--blind")
+    job = planned(Job.from_toml(path), "f")
+    assert job.security.required
+    assert job.private.shared == METHODS[method].sums_steps
+    assert job.rounds == (300 if job.private.shared else 20)
+    assert float(signed_sigma(job)) < 2.5
+    text = path.read_text()
+    for line in (job_example.BLIND | job_example.BLIND_OF.get(method, {})).values():
+        assert f"\n{line}\n" in text
+    path.unlink()
+    open_job = Job.from_toml(init("job", "--method", method, "--blind", "--no-privacy"))
+    assert (open_job.privacy, open_job.security.required) == (None, True)
+    assert open_job.document()["schema"]
+
+
+def test_not_private_is_said_of_a_blind_example_alone(init):
+    for options in ((), ("--blind", "--private")):
+        with refused("--no-privacy goes with --blind alone"):
+            init("job", "--no-privacy", *options)
+
+
 @pytest.mark.parametrize("method", [*ALL_METHODS, "fedrep-adam", "fedbabu-momentum"])
 def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, method):
     path = init("job", "--method", method)

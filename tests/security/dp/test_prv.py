@@ -48,7 +48,7 @@ def test_it_lies_between_the_oracle_and_what_is_enforced(answers):
     assert found[0] < 0.97 * cost(JOB, DELTA)
     assert (nothing, no_steps, no_noise, too_many, tiny) == (0, 0, math.inf, None, None)
     seen = [so.shown_bound(each) for each in (None, 1.00001, math.inf)]
-    assert seen == ["not within its limits", "1.0001", "inf"]
+    assert seen == ["not computed", "1.0001", "inf"]
 
 
 def test_no_answer_takes_more_memory_than_its_limit(answers):
