@@ -20,7 +20,7 @@ from ...files import tensor_file
 from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset, forgiving
 from ..exchange.delivery import Results
-from ..exchange.parts import Contribution, Part, fits, value_fault
+from ..exchange.parts import Contribution, Part, Tensors, fits, value_fault
 from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
@@ -173,8 +173,11 @@ def local_round(
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
-    seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
-    side.evaluated(modules)
+    # A model that did not move, such as one whose step is the coordinator's, counts as before.
+    seen_trained = seen_delivered
+    if not _equal(began, trained.parts):
+        seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
+        side.evaluated(modules)
     report = RoundReport(
         round_,
         len(train_data),
@@ -190,6 +193,15 @@ def local_round(
     if kept_state is not trained:
         trained = replace(kept_state, steps=trained.steps)
     return RoundOutcome(trained, {**contributions, **seen}, report, taints | of_seen, side.spending)
+
+
+def _equal(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -> bool:
+    """True if all parts have the same values."""
+    return all(
+        torch.equal(value, after[part][name])
+        for part, tensors in before.items()
+        for name, value in tensors.items()
+    )
 
 
 def local_work(
