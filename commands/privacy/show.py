@@ -21,6 +21,10 @@ ADDING = (
     "epsilons do not add up: all jobs together cost less than the sum, and a job may fit although"
     " it seems too expensive on its own"
 )
+SHARED = (
+    'noise "shared": what is spent on these jobs holds as long as the other silos of the job add'
+    " their shares of the noise and tell them to nobody; docs/privacy.md says how many may not"
+)
 
 
 def show(
@@ -107,6 +111,7 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
             "digest": job.job_digest,
             "epsilon": job.epsilon,
             "epsilon_prv": _opinion(next(answers)),
+            "noise": "shared" if any(event.shared for event in job.events) else "local",
             "open": job.reserved,
         }
         jobs.append(row)
@@ -155,7 +160,7 @@ def _tell(each: Mapping[str, Any]) -> None:
     # what counts is the bound by which jobs are accepted, even where the other is tighter
     by_prv = f"{each['spent_prv']} by PRV, a tighter bound, for information only"
     if each["spent_prv"] is None:
-        by_prv = "PRV, a tighter bound, gave no answer within its limits"
+        by_prv = "PRV, a tighter bound, was not computed"
     printer.show(
         f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta ="
         f" {limit['delta']}, {each['left']} left; {by_prv}"
@@ -195,13 +200,16 @@ def _tell_person(person: Mapping[str, Any]) -> None:
 
 
 def _tell_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
+    columns = ("job", "digest", "epsilon", "by PRV", "noise", "open reservations")
     rows, opened = [], 0
     for job in jobs:
         # The PRV accountant has limits of time and memory, so it may give no answer.
         by_prv = job["epsilon_prv"] or NONE
-        rows.append([job["job"], job["digest"][:12], job["epsilon"], by_prv, str(job["open"])])
+        known = [job["job"], job["digest"][:12], job["epsilon"], by_prv, job["noise"]]
+        rows.append([*known, str(job["open"])])
         opened += job["open"]
     printer.show(printer.PrintedTable(columns, rows), ADDING)
+    if "shared" in {job["noise"] for job in jobs}:
+        printer.show(SHARED)
     if opened:
         printer.show(f"{number(opened, 'reservation')} open; {OPEN}")

@@ -254,7 +254,7 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         assert found["jobs"] == [
             {
                 "job": name, "digest": digest, "epsilon": shown(cost([event], DELTA)),
-                "epsilon_prv": shown(cost([event], DELTA) * 0.9), "open": 1,
+                "epsilon_prv": shown(cost([event], DELTA) * 0.9), "noise": "local", "open": 1,
             }
             for name, digest, event in (("first", DIGEST, first), ("second", "cd" * 32, second))
         ]  # fmt: skip
