@@ -98,9 +98,11 @@ BLIND_OF = {
 # pFedSim's second phase are few.
 SHARED = {
     '# noise = "local"': 'noise = "shared"',
-    "rounds = 20": "rounds = 300",
-    "lr = 0.05": "lr = 0.5",
-    "# rho = 0.5": "rho = 0.99",
+    "rounds = 20": "rounds = 120",
+    "lr = 0.05": "lr = 1.0",
+    "sample_rate = 0.05": "sample_rate = 0.1",
+    '# norm = "none"': 'norm = "group"',
+    "# rho = 0.5": "rho = 0.97",
 }
 
 WIDTH = 118

@@ -30,6 +30,7 @@ from ..console import printer
 from ..console.output import number
 from ..console.package_option import Packages
 from .noise import planned
+from .promise import promise
 
 UNSIGNED = "signature not checked (give --roster)"
 BATCH = 64  # records a step that are advised where there are too few
@@ -94,6 +95,8 @@ def explained(
         "job": job.name,
         "method": job.method_name,
         "target": {"epsilon": decimal(job.private.epsilon), "delta": decimal(job.private.delta)},
+        "noise": job.private.noise,
+        "promise": promise(job),
         "sigma": sigma,
         "planned_here": not given,
         "delta": decimal(at),
@@ -123,6 +126,7 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
         f" {target['delta']} of each silo's data set; noise {document['sigma']} clips per step,"
         f" {whose}"
     )
+    printer.show(*(f"{what}: {said}" for what, said in document["promise"].items()))
     columns = (
         "purpose",
         "noise (sigma)",

@@ -133,12 +133,18 @@ def _hidden(view: LedgerOverview) -> str:
 
 
 def _protected(view: LedgerOverview) -> str:
-    """How much of it is differentially private; nothing where nothing is."""
+    """How much of it is differentially private, or that nothing is."""
     taints: Counter[str] = Counter()
     for message in view.messages:
         taints.update(tensor.taint for tensor, _ in message.intent.leaving)
+    # Leaving noise out is somebody's choice, and is said like the rest.
     if not taints["noised"]:
-        return ""
+        if not taints["exact"]:
+            return ""
+        return (
+            "None of it is differentially private: the silo's software states"
+            f" {number(taints['exact'], 'tensor')} computed from records without noise. "
+        )
     bare = f"{taints['exact']:,} computed from records without noise"
     tensors = (
         f"{number(taints['noised'], 'tensor')} differentially private, {taints['public']:,} public,"

@@ -212,7 +212,7 @@ def test_the_example_of_a_blind_job_is_private_unless_somebody_says_no(init, met
     job = planned(Job.from_toml(path), "f")
     assert job.security.required
     assert job.private.shared == METHODS[method].sums_steps
-    assert job.rounds == (300 if job.private.shared else 20)
+    assert job.rounds == (120 if job.private.shared else 20)
     assert float(signed_sigma(job)) < 2.5
     text = path.read_text()
     for line in (job_example.BLIND | job_example.BLIND_OF.get(method, {})).values():

@@ -19,6 +19,7 @@ from staddle.algorithms.job.privacy import job_spends
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.commands.privacy import plan as privacy_plan
+from staddle.commands.privacy import promise
 from staddle.commands.privacy import show as privacy_show
 from staddle.errors import LocalError, PeerError
 from staddle.security.dp.budget import Budget
@@ -384,3 +385,31 @@ def test_the_bound_for_a_group():
     assert group(1.0, 1e-5, 1) == (1.0, 1e-5)
     assert group(2.0, 1e-6, 3) == pytest.approx((6.0, 3e-6 * 2.718281828459045**4))
     assert group(500.0, 1e-6, 3)[1] == float("inf")
+
+
+def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
+    path = tmp_path / "blind.toml"
+    call_job = CliRunner().invoke(app, ["job", "init", str(path), "--blind"])
+    assert call_job.exit_code == 0, call_job.output
+    text = path.read_text().replace("\nepsilon = 8.0\n", "\nepsilon = 3.0\n")
+    found = {}
+    for noise, written in (("shared", text), ("local", text.replace('"shared"', '"local"'))):
+        path.write_text(written)
+        document = json.loads(call("plan", path, "--json").output)
+        assert document["noise"] == noise
+        found[noise] = document["promise"]
+        said = " ".join(call("plan", path).output.split())
+        assert all(f"{what}: {text}" in said for what, text in found[noise].items())
+    assert found["shared"]["protects"] == found["local"]["protects"]
+    assert (
+        "at most e^3 = 20.1 times likelier, but for a probability of 1e-05"
+        in (found["local"]["protects"])
+    )
+    assert "on 3 of 4 silos that add their share" in found["shared"]["from whom"]
+    assert "whoever works together" in found["local"]["from whom"]
+    for noise, figures in (("shared", promise.SHARED), ("local", promise.LOCAL)):
+        nearest = max([known for known in figures if known <= 3] or [min(figures)])
+        expected = (
+            f"FedAvg reached {figures[nearest]:.0f} % with {noise} noise at epsilon {nearest}"
+        )
+        assert expected in found[noise]["expect"]

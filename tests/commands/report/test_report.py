@@ -386,15 +386,17 @@ def test_one_sentence_a_job(path):
         first
         == "Job lung-1: 1,332 bytes (1.301 KiB) left in 8 messages, 6 rounds between 0 and 7, for"
         " coordinator: model 1,238 bytes, metrics 64 bytes, (message) 30 bytes. Who can read it:"
-        " coordinator. The policy's rules round-update, metrics let it pass. 184 of these bytes"
-        " belong to interrupted messages and are counted in full."
+        " coordinator. None of it is differentially private: the silo's software states 15 tensors"
+        " computed from records without noise. The policy's rules round-update, metrics let it"
+        " pass. 184 of these bytes belong to interrupted messages and are counted in full."
     )
     assert second == "Job lung-2: nothing left; this silo declined it."
     assert (
         third
         == "Job lung-3: 8 bytes left in 1 message, round 0, for coordinator: metrics 8 bytes. Who"
-        " can read it: coordinator, silo-b. The policy's rules round-update, metrics let it"
-        " pass. The silo's policy held 1 message back."
+        " can read it: coordinator, silo-b. None of it is differentially private: the silo's"
+        " software states 1 tensor computed from records without noise. The policy's rules"
+        " round-update, metrics let it pass. The silo's policy held 1 message back."
     )
 
 
@@ -570,7 +572,8 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
         " (section 8)."
     )
     assert f"The silo's software states: {told}" in first
-    assert "states" not in second
+    bare = "states 3 tensors computed from records without noise."
+    assert f"None of it is differentially private: the silo's software {bare}" in second
     assert "No differential privacy is recorded" not in words(page)
 
 
