@@ -44,8 +44,7 @@ def _whom(table: PrivacyTable, silos: int) -> str:
 
 def _expected(table: PrivacyTable) -> str:
     """Of the epsilon measured that is nearest below, or the smallest."""
-    measured = [known for known in SHARED if known <= table.epsilon] or [min(SHARED)]
-    nearest = max(measured)
+    nearest = max(filter(table.epsilon.__ge__, SHARED), default=min(SHARED))
     reached = (SHARED if table.shared else LOCAL)[nearest]
     return (
         f"on MNIST with ten silos FedAvg reached {reached:.0f} % with"
