@@ -68,3 +68,11 @@ def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
     made = method(name, options(asked))
     efforts = {made.effort(round_) for round_ in range(made.setting.rounds + made.tunes)}
     assert ({(e.epochs, e.whole) for e in efforts} == {(EPOCHS, 0)}) == (steps == "`epochs` epochs")
+
+
+def test_the_table_of_shared_noise_has_the_methods_that_sum_steps():
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition('| methods | with `noise = "shared"` |\n')[2].partition("\n\n")[0]
+    named = re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines()))
+    assert len(named) == len(set(named))
+    assert set(named) == {name for name, method in METHODS.items() if method.sums_steps}
