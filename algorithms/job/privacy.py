@@ -22,9 +22,9 @@ Both are the same at every silo, and neither depends on a record.
                              and zeros leave
 
 A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients,
-for about the same cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at
-least. A round that a crash interrupts is spent, and a job with nothing left for a retry would end
-there.
+for about the same cost. The noise is planned for SLACK more rounds of each effort than a silo is
+drawn for, one at least. A round that a crash interrupts is spent, and a job with nothing left for a
+retry would end there.
 """
 
 from collections import Counter
@@ -185,10 +185,15 @@ def most_rounds(job: "Job") -> int:
     return max(sum(rounds.values()) for rounds in _schedules(job))
 
 
+def spare_rounds(job: "Job") -> int:
+    """Number of rounds of that silo that may be lost to crashes, of each effort its own."""
+    return max(sum(map(slack, rounds.values())) for rounds in _schedules(job))
+
+
 def slack(rounds: int) -> int:
     """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``.
 
-    It is rounded up, so at least 1 for a silo that is ever drawn.
+    They are of one effort. It is rounded up, so at least 1 for a silo that is ever drawn.
     """
     return ceil(SLACK * rounds)
 
@@ -208,18 +213,12 @@ def _schedules(job: "Job") -> list[Counter["Effort"]]:
 
 
 def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Steps:
-    """Steps of each mechanism in all these rounds, and in SLACK more of the costliest of them."""
+    """Steps of each mechanism in all these rounds, and in SLACK more of each effort."""
     total: Steps = Counter()
-    worst: Steps = Counter()
-    spending = 0
     for effort, times in rounds.items():
-        # SLACK is planned for the costliest effort: any of the rounds may be the one that crashes.
-        once = _steps_of_round(table, effort, sigma)
-        total += _times(once, times)
-        worst |= once
-        if once:
-            spending += times
-    return total + _times(worst, slack(spending))
+        # One dear round at the end, such as one that tunes, must not make all spare rounds dear.
+        total += _times(_steps_of_round(table, effort, sigma), times + slack(times))
+    return total
 
 
 def _steps_of_round(table: PrivacyTable, effort: "Effort", sigma: str) -> Steps:

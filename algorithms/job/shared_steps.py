@@ -76,9 +76,7 @@ class SharedSteps(Method):
         self.addressed, self.census, self.tunes = inner.addressed, inner.census, inner.tunes
         self.by_rounds, self.directed_for = inner.by_rounds, inner.directed_for
         self.setting, self.options, self.template = setting, inner.options, inner.template
-        self._inner, self._table, self._lr = inner, table, lr
-        # Parts that cross never cross from here either, so a silo may load them as before.
-        self.loadable = inner.loadable
+        self.loadable, self._inner, self._table, self._lr = inner.loadable, inner, table, lr
         self._check()
 
     def _check(self) -> None:

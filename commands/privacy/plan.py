@@ -14,7 +14,7 @@ from ...algorithms.job.privacy import (
     most_rounds,
     round_spends,
     signed_sigma,
-    slack,
+    spare_rounds,
 )
 from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
@@ -105,7 +105,7 @@ def explained(
         # For information only: budgets are enforced by ``epsilon``, the RDP bound.
         "epsilon_prv": _opinion(spends, at),
         "rounds": rounds,
-        "spare_rounds": slack(rounds),
+        "spare_rounds": spare_rounds(job),
         # The most expensive round: the first one may also release counts.
         "round_epsilon": shown(max(cost(each, at) for each in _rounds(job, sigma))),
         "count_sigma": decimal(job.private.histogram_sigma),

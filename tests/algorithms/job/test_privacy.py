@@ -59,16 +59,12 @@ def read(tmp_path, *changes):
 
 
 def counted(job, silo):
-    """Round by round, and then the spare rounds, each as dear as the dearest in each of its
-    purposes.
-    """
+    """Round by round, and then the spare rounds of each kind."""
     rounds = [round_spends(job, r, "1.37") for r in range(job.length) if silo in job.cohort(r)]
     total = Counter()
-    for spends in rounds:
-        total.update({one.purpose: one.steps for one in spends})
-    for purpose in total:
-        dearest = max(one.steps for spends in rounds for one in spends if one.purpose == purpose)
-        total[purpose] += slack(len([spends for spends in rounds if spends])) * dearest
+    for spends, times in Counter(rounds).items():
+        for one in spends:
+            total[one.purpose] += one.steps * (times + slack(times))
     return total
 
 
