@@ -57,6 +57,8 @@ from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints, Made
 
+SURE = 9.0  # no normal number is as many standard deviations below 0: one in 10^19 is
+
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
     """Facts of a silo from its noisy counts.
@@ -208,13 +210,17 @@ class PrivateRound:
 
     def _check_drawn(self) -> None:
         """LocalError where a step may draw more records than whole numbers have room for."""
-        # By the noisy count, so that no failure tells of a record.
-        expected = self._table.sample_rate * self.facts.samples
-        if expected > MOST_DRAWN:
+        # By the noisy counts, so that no failure tells of a record. Of a class that noise hides
+        # there may be as many records as PRESENT allows, and noise may have taken some off: a job
+        # could have it hide nearly all of them.
+        counts, table = self.facts.class_counts, self._table
+        hidden = (PRESENT + SURE) * table.histogram_sigma * counts.numel()
+        most = table.sample_rate * (int(counts.sum()) + hidden)
+        if most > MOST_DRAWN:
             raise LocalError(
-                f"a step draws {expected:,.0f} of this silo's records on average, and the sums of a"
-                f" job with shared noise have room for {MOST_DRAWN:,}; have the job signed with a"
-                " lower privacy.sample_rate"
+                f"a step draws up to {most:,.0f} of this silo's records on average, and the sums of"
+                f" a job with shared noise have room for {MOST_DRAWN:,}; have the job signed with a"
+                " lower privacy.sample_rate or histogram_sigma"
             )
 
     def _take(self, purpose: str) -> None:

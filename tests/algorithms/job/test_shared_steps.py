@@ -27,8 +27,10 @@ from staddle.algorithms.job.privacy_table import (
 )
 from staddle.algorithms.job.shared_steps import RECORDS, STEPS, VALUES
 from staddle.algorithms.leaks.taint import PUBLIC, paid, worst
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training import private_round
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.algorithms.training.silo_round import local_round
 from staddle.security.blind.plan import simulated
 
 SILOS = ["a", "b", "c", "d"]
@@ -288,10 +290,40 @@ def test_more_noise_than_whole_numbers_hold_is_refused():
 
 
 def test_a_silo_of_too_many_records_sits_the_job_out(monkeypatch):
-    monkeypatch.setattr(private_round, "MOST_DRAWN", 20)
-    with refused("a step draws 25 of this silo's records on average"):
+    # 20 to 35 records, and up to 4.8 more in each of three classes
+    monkeypatch.setattr(private_round, "MOST_DRAWN", 36)
+    with refused("a step draws up to 39 of this silo's records on average"):
         run(shared_job())
     assert 2 * MOST_DRAWN * 2**24 <= 2**39
+
+
+def test_records_that_noise_hides_count_as_if_they_were_there(monkeypatch):
+    """Else a job could have it hide nearly all of them, and a sum leave the numbers that it has."""
+
+    class Hiding(Told):
+        def normal(self, count):
+            hides = np.full(count, -1.0)
+            hides[0] = 2.0
+            return hides
+
+    # each silo has about ten records of a class, of which less than 12 count as none
+    job = shared_job(privacy={"histogram_sigma": 4.0})
+    silo, (data, test) = next(iter(shards(job).items()))
+    monkeypatch.setattr(private_round, "MOST_DRAWN", len(data) - 1)
+    private = PrivateSilo(MemoryAccount(job), Hiding)
+    with refused("a step draws up to"):
+        local_round(
+            job.method(),
+            job,
+            initial_state(job.method(), silo),
+            0,
+            {},
+            data,
+            test,
+            silo,
+            private=private,
+        )
+    assert private.account.counts().counts.sum() < len(data) - 1
 
 
 def test_a_sum_that_cannot_be_of_all_silos_is_refused():
