@@ -16,7 +16,7 @@ security rules 21 and 22: the divisor of a step is q times their sum, and a clas
 absent where the noise could have made its count.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 from math import ceil, sqrt
@@ -29,7 +29,7 @@ from ...errors import LocalError
 from ..course import Facts, SiloState, Stage, Survey, settled
 from ..data.dataset import Dataset, calls_of
 from ..exchange.delivery import Results
-from ..exchange.parts import WEIGHT, Contribution, Tensors
+from ..exchange.parts import WEIGHT, Contribution, Sum, Tensors
 from ..job.job import Job
 from ..job.privacy import (
     HISTOGRAM,
@@ -360,15 +360,19 @@ class PrivateRound:
         tracker = Tracker()
         held = _entered(tracker, state)
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
-        summed = facts.summed.items()
-        entered = {name: tracker.enter(tensor, self._summed) for name, tensor in summed}
-        facts = replace(facts, summed=entered)
+        # A share of the noise protects them in the sum alone, as they are: what a method makes of
+        # them stays here.
+        own = {name: tracker.enter(tensor, EXACT) for name, tensor in facts.summed.items()}
         with tracker:
-            made = self._method.contribute(held, facts)
+            made = self._method.contribute(held, replace(facts, summed=own))
         contributions, kept = settled(self._method.name, held, made)
+        total = {
+            part.name for part in self._method.up(facts.round) if part.exchange == Sum("total")
+        }
         taints: ContributionTaints = {}
         for part, contribution in contributions.items():
-            taints[part] = self._taints_of(tracker, contribution)
+            of_shares = own.values() if part in total else ()
+            taints[part] = self._taints_of(tracker, contribution, of_shares)
         # Each tensor that stays has the worst taint of what it was computed from, as after
         # ``deliver``.
         if kept is held:
@@ -376,8 +380,13 @@ class PrivateRound:
         known = {name: tracker.of(tensor) for name, tensor in kept.flat.items()}
         return contributions, taints, replace(kept, taints=known)
 
-    def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
-        """The taint of each tensor of a contribution, ``@weight`` included."""
+    def _taints_of(
+        self, tracker: Tracker, contribution: Contribution, of_shares: Collection[Tensor]
+    ) -> dict[str, Taint]:
+        """The taint of each tensor of a contribution, ``@weight`` included.
+
+        ``of_shares`` are under a share of the noise that is paid for.
+        """
         # The tracker follows tensors, not Python numbers such as ``facts.samples``: so everything
         # that leaves takes the taint of the counts too.
         everything = dict(contribution.tensors)
@@ -385,7 +394,8 @@ class PrivateRound:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
         found: dict[str, Taint] = {}
         for name, tensor in everything.items():
-            found[name] = worst((tracker.of(tensor), self._known))
+            shared = any(tensor is each for each in of_shares)
+            found[name] = worst((self._summed if shared else tracker.of(tensor), self._known))
         return found
 
     def metrics(

@@ -177,7 +177,8 @@ def local_round(
     seen_trained = seen_delivered
     if not _equal(began, trained.parts):
         seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
-        side.evaluated(modules)
+    # Either way: that it did not move may depend on records.
+    side.evaluated(modules)
     report = RoundReport(
         round_,
         len(train_data),

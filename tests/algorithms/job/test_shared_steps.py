@@ -1,6 +1,7 @@
 """Rounds of one step under noise that the silos share, against the step of a trusted curator."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.course import Effort
+from staddle.algorithms.course import ContributionsAndState, Effort
+from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import Sum
+from staddle.algorithms.exchange.parts import Contribution, Sum
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import SHARED, TRAINING, Spend, job_spends, round_spends
 from staddle.algorithms.job.privacy_table import (
@@ -25,9 +27,10 @@ from staddle.algorithms.job.privacy_table import (
     PrivacyTable,
     share_variance,
 )
-from staddle.algorithms.job.shared_steps import RECORDS, STEPS, VALUES
+from staddle.algorithms.job.shared_steps import RECORDS, STEPS, VALUES, SharedSteps
 from staddle.algorithms.leaks.taint import PUBLIC, paid, worst
 from staddle.algorithms.method import initial_state
+from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training import private_round
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.algorithms.training.silo_round import local_round
@@ -186,6 +189,69 @@ def test_a_silo_keeps_what_is_summed_as_it_came_down_and_says_who_paid(monkeypat
     assert set(taints[STEPS].values()) == {worst((paid(0), paid(1), paid(2)))}
     assert all(value.dtype == torch.int64 for value in contributions[STEPS].tensors.values())
     assert int(contributions[STEPS].tensors[RECORDS]) == side.facts.samples
+
+
+@pytest.mark.parametrize("name", sorted(ABLE))
+def test_nothing_that_a_silo_keeps_depends_on_its_share_of_the_noise(name, monkeypatch):
+    """Nor on a gradient under a share alone, so neither does anything of a later round."""
+    job, rounds = shared_job(name), []
+    method = job.method()
+
+    def watched(*arguments, **named):
+        rounds.append(arguments)
+        return local_round(*arguments, **named)
+
+    monkeypatch.setattr(engine, "local_round", watched)
+    run(job, Told(local=0.1, share=0.1))
+    own = [arguments[:8] for arguments in rounds if arguments[7] == "b"]
+    assert [arguments[3] for arguments in own] == list(range(job.length))
+    for arguments in own:
+        few, many = (again(job, arguments, Told(local=0.1, share=share)) for share in (0.0, 9.0))
+        assert_equal(few.state.flat, many.state.flat)
+        for part, contribution in few.contributions.items():
+            if part != STEPS:
+                assert_equal(contribution.tensors, many.contributions[part].tensors)
+        means = method.up(arguments[3])[:1]
+        assert (STEPS in few.contributions) == (bool(means) and means[0].name == STEPS)
+
+
+def again(job, arguments, random):
+    return local_round(*arguments, private=PrivateSilo(MemoryAccount(job), lambda: random))
+
+
+def assert_equal(some, others):
+    assert some.keys() == others.keys()
+    assert all(torch.equal(value, others[name]) for name, value in some.items())
+
+
+def test_what_a_method_makes_of_its_share_stays_at_the_silo(monkeypatch):
+    """A method that kept it could give it away in a later round, where nobody else's noise is."""
+    given = FedAvg.contribute
+
+    def keeping(self, state, facts):
+        (name, *_) = facts.summed
+        extra = {"own": facts.summed[name] + 1}
+        return ContributionsAndState(given(self, state, facts), replace(state, extra=extra))
+
+    monkeypatch.setattr(FedAvg, "contribute", keeping)
+    final = run(shared_job()).states["a"]
+    assert final.taints["extra/own"].exact
+    given_away = SharedSteps.contribute
+
+    def changed(self, state, facts):
+        made = given_away(self, state, facts)
+        tensors = {name: value + 0 for name, value in made.contributions[STEPS].tensors.items()}
+        return {STEPS: Contribution(tensors)}
+
+    monkeypatch.setattr(SharedSteps, "contribute", changed)
+    job = shared_job()
+    train, test = shards(job)["a"]
+    private = PrivateSilo(MemoryAccount(job), Told)
+    began = initial_state(job.method(), "a")
+    outcome = local_round(job.method(), job, began, 0, {}, train, test, "a", private=private)
+    assert {taint.exact for name, taint in outcome.taints[STEPS].items() if name != RECORDS} == {
+        True
+    }
 
 
 def test_a_round_costs_one_step():
