@@ -20,6 +20,7 @@ from ...files import checked_file
 from ...files.documents import canonical_json, parse_json, read_bytes
 from ...proto.convert.secagg_sent import Attempt
 from ...security.blind.plan import summed
+from ...security.faults import NOBODY, Code, check
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.ledger.egress_ledger import Ledger
@@ -63,10 +64,20 @@ class SignedSets:
     def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
         """The silos against which there is evidence.
 
-        RefusedError for evidence that shows nothing in this job.
+        RefusedError for evidence that shows nothing in this job, and where more silos broke the
+        rules than a job with shared noise takes for dishonest: what they added is no noise.
         """
         signers = Signers.of(self._roster, job.silos)
-        return proven(proofs, self._roster.federation, job.digest, signers)
+        found = proven(proofs, self._roster.federation, job.digest, signers)
+        privacy = job.privacy
+        if privacy is not None and privacy.shared:
+            why = (
+                f"{', '.join(sorted(found))} broke the rules, and the job has noise enough only"
+                f" while no more than privacy.dishonest = {privacy.dishonest} silos do; have"
+                " another signed without them"
+            )
+            check(len(found) <= privacy.dishonest, NOBODY, Code.POLICY, why)
+        return found
 
     async def sign(
         self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()

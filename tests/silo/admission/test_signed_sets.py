@@ -12,6 +12,7 @@ from support.signed_federation import job_document
 
 from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
+from staddle.errors import RefusedError
 from staddle.files.documents import canonical_json
 from staddle.proto.convert.secagg_sent import Attempt
 from staddle.security.identity import roster as rosters
@@ -20,6 +21,7 @@ from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
 from staddle.security.policy.data_sets import DataSets
 from staddle.security.secagg.memory import Memory
+from staddle.silo.admission import signed_sets
 from staddle.silo.admission.signed_sets import SignedSets, check_remembered, tells_fixed
 from staddle.silo.check import check
 
@@ -233,3 +235,20 @@ def test_a_folder_with_a_signed_sum_that_the_ledger_lacks_stops_the_agent(world,
         check_remembered(world.folder / "jobs", world.ledger)
     signed(world.judging(), first)
     check_remembered(world.folder / "jobs", world.ledger)
+
+
+@pytest.mark.parametrize(("noise", "most"), [("shared", 2), ("local", 6)])
+def test_more_dishonest_silos_than_a_job_of_shared_noise_counts_on_end_it(
+    world, sign, monkeypatch, noise, most
+):
+    table = {**PRIVACY, "noise": noise, **({"dishonest": 2} if noise == "shared" else {})}
+    job, sets = sign(noise, privacy=table), world.judging()
+    for number in range(1, len(SILOS) + 1):
+        found = frozenset(SILOS[:number])
+        monkeypatch.setattr(signed_sets, "proven", lambda *_, found=found: found)
+        if number <= most:
+            assert sets.proven(job, ()) == found
+        else:
+            with pytest.raises(RefusedError, match="privacy.dishonest = 2 silos do") as raised:
+                sets.proven(job, ())
+            assert (raised.value.code, raised.value.peer) == ("POLICY", "")
