@@ -23,14 +23,15 @@ SHARING = {"noise", "dishonest"}  # keys that say who adds the noise
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
-def share_variance(sigma: float | str, units: int | Fraction, honest: int) -> int:
-    """The variance of a share of noise, in squared units: that of ``honest`` shares is (σ units)².
+def share_variance(sigma: float | str, units: int, honest: int, numbers: int = 1) -> int:
+    """The variance of a share of noise: that of ``honest`` shares is ``numbers`` (σ units)².
 
-    ``units`` are the most that one record moves a sum of integers. Exact, rounded up, and at least
-    LEAST_SHARE, from which on a sum of shares is a discrete Gaussian for all that one could tell
-    (security/dp/shared_noise.py).
+    ``units`` are the most that one record moves each of so many sums of integers, ``sigma`` is the
+    decimal that was signed. Exact, rounded up, and at least LEAST_SHARE, from which on a sum of
+    shares is a discrete Gaussian for all that one could tell (security/dp/shared_noise.py).
     """
-    return max(ceil((Fraction(sigma) * units) ** 2 / honest), LEAST_SHARE)
+    # By its text: a float may lie below the decimal.
+    return max(ceil((Fraction(str(sigma)) * units) ** 2 * numbers / honest), LEAST_SHARE)
 
 
 # Beyond these bounds a gradient in float32 overflows or is lost.

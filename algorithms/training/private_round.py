@@ -412,11 +412,12 @@ class PrivateRound:
             return _mapped(exact, torch.zeros_like), _seen(exact, PUBLIC)
         self._take(SHARED_METRICS if self._table.shared else METRICS)
         made = _seen(exact, worst((self._metrics, self._paid)))
-        # One noise for all counts together: the more a job counts, the more a record changes.
-        scale, random = sigma * sqrt(self._counting.squared_sensitivity), self._fresh()
+        random = self._fresh()
         # A share of the noise must reach the sum as it is.
         if self._table.shared:
-            return self._with_shares(exact, scale, random), made
+            return self._with_shares(exact, sigma, random), made
+        # One noise for all counts together: the more a job counts, the more a record changes.
+        scale = sigma * sqrt(self._counting.squared_sensitivity)
         noisy = {}
         for name, part in exact.items():
             units = {tensor: self._counting.unit(name, tensor) for tensor in part.tensors}
@@ -441,14 +442,16 @@ class PrivateRound:
         return {**whole, SEEN: Contribution(within)}, made
 
     def _with_shares(
-        self, exact: Mapping[str, Contribution], scale: float, random: Random
+        self, exact: Mapping[str, Contribution], sigma: float, random: Random
     ) -> dict[str, Contribution]:
-        """Counts with this silo's share of noise of standard deviation ``scale``, in units."""
-        found: dict[str, Contribution] = {}
+        """Counts with this silo's share of the noise of them all."""
+        counting, found = self._counting, dict[str, Contribution]()
+        together = counting.squared_sensitivity
         for name, part in exact.items():
             tensors = {}
             for tensor, counts in part.tensors.items():
-                variance = share_variance(scale, self._counting.unit(name, tensor), self._honest)
+                unit = counting.unit(name, tensor)
+                variance = share_variance(sigma, unit, self._honest, together)
                 noise = torch.from_numpy(random.discrete_gaussian(counts.numel(), variance))
                 tensors[tensor] = counts + noise.reshape(counts.shape)
             found[name] = Contribution(tensors)

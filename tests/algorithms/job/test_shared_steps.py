@@ -440,6 +440,9 @@ def test_no_float_comes_between():
     assert share_variance("1.1", 1 << 38, 3) == -(-121 * (1 << 76) // 300)
     assert share_variance("1e-3", 10**6, 1) == 10**6
     assert share_variance("0.001", 1, 5) == LEAST_SHARE
+    # 1.2 and 1.001 are floats below the decimals
+    assert share_variance(1.2, 1 << 38, 1) == share_variance("1.2", 1 << 38, 1)
+    assert share_variance(1.001, 10**12, 1, 3) == 3 * 1001**2 * 10**18
 
 
 def test_whose_shares_count():
@@ -459,7 +462,7 @@ def test_counts_of_test_records_have_shares_of_their_noise_and_may_fall_below_ze
     (noised,) = run(job, random).metrics
     (exact,) = run(shared_job(rounds=1, privacy={"metrics_sigma": 6.0}), Told()).metrics
     # three counts, of which a record changes each by one; two silos are honest
-    variance = 6 * 6 * 3 / 2 + 1  # rounded up, as is the root of 3
+    variance = 6 * 6 * 3 / 2
     assert random.variances.count(variance) == 3 * len(SILOS)
     off = {name: noised[name] - count for name, count in exact.items()}
     assert set(map(int, off.values())) == {-4 * round(variance**0.5)}

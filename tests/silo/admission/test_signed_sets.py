@@ -249,6 +249,6 @@ def test_more_dishonest_silos_than_a_job_of_shared_noise_counts_on_end_it(
         if number <= most:
             assert sets.proven(job, ()) == found
         else:
-            with pytest.raises(RefusedError, match="privacy.dishonest = 2 silos do") as raised:
+            with pytest.raises(RefusedError, match=r"privacy\.dishonest = 2 silos do") as raised:
                 sets.proven(job, ())
             assert (raised.value.code, raised.value.peer) == ("POLICY", "")
