@@ -458,8 +458,6 @@ class Agent:
                 f"asks for round {round_} of job {job.name!r}, but {folder.rounds_done} of"
                 f" {job.length} rounds are over here, and a round is uploaded once",
             )
-        if contributions is None and not goes_on:
-            self._check_share(admitted, round_)
         plan = admitted.plan.round(round_)
         train = partial(self._train, admitted, asked)
         own = self._own(admitted, asked.counted)
@@ -472,15 +470,13 @@ class Agent:
         Its first sum may be open. A second one would differ from it by this silo's part alone,
         under no other noise than its two shares, and no budget pays for that.
         """
-        privacy = admitted.job.privacy
-        if privacy is None or not privacy.shared:
-            return
-        if self._gate.part_left(admitted.declared, round_, ""):
+        shared = admitted.job.shares_noise
+        if shared and self._gate.part_left(admitted.declared, round_, ""):
             raise LocalError(
-                f"{self._folder(admitted.job.name).path}: what this silo gave to round {round_} is"
-                " gone, and by the ledger it left; the silos share the noise, so it is not trained"
-                " again: restore the latest copy of the folder, or have the job signed under a new"
-                " name"
+                f"{self._folder(admitted.job.name).path}: what was trained in round {round_} is"
+                " gone, and by the ledger it left this silo; the silos share the noise, so it is"
+                " not trained again: restore the latest copy of the folder, or have the job signed"
+                " under a new name"
             )
 
     def _check_start(self, job: Job, asked: RoundOpened, contributions: Contributions) -> None:
@@ -554,6 +550,7 @@ class Agent:
     async def _train(
         self, admitted: Admitted, asked: RoundOpened, delivered: ReceivedDelivery
     ) -> Contributions:
+        self._check_share(admitted, asked.round)
         began = time.monotonic()
         train = self._work(admitted).train
         try:

@@ -599,8 +599,8 @@ class Job:
         # A blind sum by class shows the silos of a class that few hold (class_census.py).
         if self.security.required and self._sums_by_class(method):
             method = self._counted_first()
-        if self.privacy is not None and self.privacy.shared:
-            return SharedSteps(method, self.setting(), self.privacy, self.lr)
+        if self.shares_noise:
+            return SharedSteps(method, self.setting(), self.private, self.lr)
         return method
 
     def _check_loaded_parts(self, method: Method) -> None:
@@ -756,6 +756,11 @@ class Job:
             raise LocalError(f"job {self.name!r} has no [privacy] table")
         return self.privacy
 
+    @property
+    def shares_noise(self) -> bool:
+        """True if it is private, and its silos share the noise of its sums."""
+        return self.privacy is not None and self.privacy.shared
+
     def setting(self) -> Setting:
         """The facts about the job that both halves of the method know."""
         return Setting(
@@ -901,8 +906,7 @@ class Job:
         with guard(self.task):
             parts = tuple(self.counting.parts())
         # A share of the noise may take a silo's count below zero.
-        shared = self.privacy is not None and self.privacy.shared
-        return tuple(map(_of_any_sign, parts)) if shared else parts
+        return tuple(map(_of_any_sign, parts)) if self.shares_noise else parts
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.

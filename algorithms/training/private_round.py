@@ -16,7 +16,7 @@ security rules 21 and 22: the divisor of a step is q times their sum, and a clas
 absent where the noise could have made its count.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 from math import ceil, sqrt
@@ -366,13 +366,14 @@ class PrivateRound:
         with tracker:
             made = self._method.contribute(held, replace(facts, summed=own))
         contributions, kept = settled(self._method.name, held, made)
-        total = {
-            part.name for part in self._method.up(facts.round) if part.exchange == Sum("total")
+        in_sums: Mapping[object, Mapping[int, Taint]] = {
+            Sum("total"): dict.fromkeys(map(id, own.values()), self._summed)
         }
+        exchanges = {part.name: part.exchange for part in self._method.up(facts.round)}
         taints: ContributionTaints = {}
         for part, contribution in contributions.items():
-            of_shares = own.values() if part in total else ()
-            taints[part] = self._taints_of(tracker, contribution, of_shares)
+            shared = in_sums.get(exchanges.get(part), {})
+            taints[part] = self._taints_of(tracker, contribution, shared)
         # Each tensor that stays has the worst taint of what it was computed from, as after
         # ``deliver``.
         if kept is held:
@@ -381,11 +382,11 @@ class PrivateRound:
         return contributions, taints, replace(kept, taints=known)
 
     def _taints_of(
-        self, tracker: Tracker, contribution: Contribution, of_shares: Collection[Tensor]
+        self, tracker: Tracker, contribution: Contribution, shared: Mapping[int, Taint]
     ) -> dict[str, Taint]:
         """The taint of each tensor of a contribution, ``@weight`` included.
 
-        ``of_shares`` are under a share of the noise that is paid for.
+        ``shared``, by ``id``, are those of tensors under a share of the noise that is paid for.
         """
         # The tracker follows tensors, not Python numbers such as ``facts.samples``: so everything
         # that leaves takes the taint of the counts too.
@@ -394,8 +395,8 @@ class PrivateRound:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
         found: dict[str, Taint] = {}
         for name, tensor in everything.items():
-            shared = any(tensor is each for each in of_shares)
-            found[name] = worst((self._summed if shared else tracker.of(tensor), self._known))
+            taint = shared.get(id(tensor), tracker.of(tensor))
+            found[name] = worst((taint, self._known))
         return found
 
     def metrics(

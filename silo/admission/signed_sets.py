@@ -69,14 +69,14 @@ class SignedSets:
         """
         signers = Signers.of(self._roster, job.silos)
         found = proven(proofs, self._roster.federation, job.digest, signers)
-        privacy = job.privacy
-        if privacy is not None and privacy.shared:
+        if job.shares_noise:
+            most = job.private.dishonest
             why = (
                 f"{', '.join(sorted(found))} broke the rules, and the job has noise enough only"
-                f" while no more than privacy.dishonest = {privacy.dishonest} silos do; have"
+                f" while no more than privacy.dishonest = {most} silos do; have"
                 " another signed without them"
             )
-            check(len(found) <= privacy.dishonest, NOBODY, Code.POLICY, why)
+            check(len(found) <= most, NOBODY, Code.POLICY, why)
         return found
 
     async def sign(
