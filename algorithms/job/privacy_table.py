@@ -19,7 +19,7 @@ SHARED_BITS = 24
 MOST_DRAWN = 2**14
 MOST_SHARED_SIGMA = 1000
 LEAST_SHARE = 8  # variance of a share
-SHARING = {"noise", "dishonest"}  # keys that say who adds the noise
+SHARING = {"noise", "dishonest", "local_rate"}  # keys of shared noise
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
@@ -64,6 +64,11 @@ class PrivacyTable(Strict):
     """
     dishonest: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
     """Silos whose shares of the noise do not count: they may know them, or leave them out."""
+    local_rate: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    """With shared noise: learning rate of what has local noise all the same, as a share of lr.
+
+    These are parameters that stay at a silo, and rounds that sum no steps: they bear smaller steps.
+    """
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
@@ -81,6 +86,11 @@ class PrivacyTable(Strict):
             raise ValueError(
                 f"dishonest = {self.dishonest} does nothing with local noise, which needs nobody"
                 ' else; take it out, or write noise = "shared"'
+            )
+        if self.noise == "local" and self.local_rate != 1:
+            raise ValueError(
+                f"local_rate = {self.local_rate:g} does nothing where all noise is local: lower"
+                ' training.lr, or write noise = "shared"'
             )
         return self
 

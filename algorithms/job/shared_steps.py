@@ -38,6 +38,7 @@ any other              both  what the method has                               -
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -108,17 +109,30 @@ class SharedSteps(Method):
             )
 
         # The course depends on nothing that a silo knows alone, but for what it trains.
-        self._course(shared[0])
+        moved = self._trained(shared[0]) - set(self._summed(shared[0]))
+        if self._table.local_rate != 1 and not moved and len(shared) == len(self._rounds):
+            raise LocalError(
+                f"privacy.local_rate = {self._table.local_rate:g} with method {self.name!r}: no"
+                " step of it has local noise; take it out"
+            )
 
-    def _course(self, round_: int) -> None:
-        """LocalError where the stages of a round are not what a step of all silos is."""
+    def _trained(self, round_: int) -> set[str]:
+        """The parameters that the one step of a round trains, named ``part.parameter``.
+
+        LocalError where its stages are not what a step of all silos is.
+        """
         silo = self.setting.silos[0]
         # Without values, which may take gigabytes.
         with torch.device("meta"):
             modules = self._inner.modules(silo)
         state = SiloState({part: dict(module.state_dict()) for part, module in modules.items()})
         counts = torch.ones(cells(self.setting.task, self.setting.outputs), dtype=torch.int64)
-        self.stages(state, Facts(silo, round_, len(counts), counts))
+        course = self.stages(state, Facts(silo, round_, len(counts), counts))
+        found: set[str] = set()
+        for step in filter(_is_summed, course):
+            for part in step.trains:
+                found.update(f"{part}.{name}" for name, _ in modules[part].named_parameters())
+        return found
 
     @property
     def _rounds(self) -> range:
@@ -325,3 +339,7 @@ def _apart(state: CoordinatorState) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 def _is_value(name: str) -> bool:
     return name.startswith(VALUES)
+
+
+def _is_summed(step: CourseStep) -> TypeGuard[Stage]:
+    return bool(getattr(step, "summed", ()))

@@ -68,6 +68,7 @@ class Mechanism:
     divisor: float  # D
     physical_batch: int  # rows of a call: records whose gradients are in memory at a time
     honest: int = 1  # silos whose shares are the noise of a step, where they share it
+    local_rate: float = 1.0  # of lr, for all that is not summed
 
     @property
     def steps(self) -> int:
@@ -160,7 +161,9 @@ class Private:
         summed = sorted(stage.summed, key=places.__getitem__)
         given = [places[name] for name in summed]
         kept = sorted(set(places.values()).difference(given))
-        rule = _Rule([named[at][1] for at in kept], modules, stage) if kept else None
+        optimiser = replace(stage.optimiser, lr=stage.optimiser.lr * how.local_rate)
+        slower = replace(stage, optimiser=optimiser)
+        rule = _Rule([named[at][1] for at in kept], modules, slower)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             nonlocal apart
@@ -182,13 +185,12 @@ class Private:
 
             # Penalty and optimiser come after the noise: they are computed from a release alone,
             # and so cost nothing.
-            if rule is not None:
+            if kept:
                 noisy = moved.noisy(self._random, kept)
                 moves = zip(noisy, kept, strict=True)
                 rule([(each / how.divisor).to(named[at][1].dtype) for each, at in moves])
-            if summed:
-                shares = moved.shares(self._random, how.honest, given)
-                self.summed = dict(zip(summed, shares, strict=True))
+            shares = moved.shares(self._random, how.honest, given)
+            self.summed = dict(zip(summed, shares, strict=True))
             # By D, like the update: the number of drawn records is not public.
             return torch.tensor(total / how.divisor, dtype=torch.float64)
 

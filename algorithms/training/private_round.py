@@ -194,6 +194,7 @@ class PrivateRound:
             divisor=table.sample_rate * self.facts.samples,
             physical_batch=table.physical_batch,
             honest=self._honest,
+            local_rate=table.local_rate,
         )
         self._way = Private(mechanism, private.fresh, self._charge)
         self._summed = PUBLIC  # the taint of the sums of a step with shared noise

@@ -198,11 +198,8 @@ def local_round(
 
 def _equal(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -> bool:
     """True if all parts have the same values."""
-    return all(
-        torch.equal(value, after[part][name])
-        for part, tensors in before.items()
-        for name, value in tensors.items()
-    )
+    found = SiloState(after).flat
+    return all(torch.equal(value, found[name]) for name, value in SiloState(before).flat.items())
 
 
 def local_work(

@@ -150,8 +150,9 @@ def test_the_shares_of_all_but_the_dishonest_are_the_noise_of_one_step():
             assert_close(value.double() - there, torch.full_like(there, moved), atol=1e-6, rtol=0)
 
 
-def test_what_stays_moves_at_its_silo_by_its_own_gradient_under_all_of_the_noise():
-    job, random = shared_job("fedper", rounds=1), Told(local=1.0, share=0.0)
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_what_stays_moves_at_its_silo_by_its_own_gradient_under_all_of_the_noise(rate):
+    job, random = shared_job("fedper", rounds=1, privacy={"local_rate": rate}), Told(local=1.0)
     module = whole(job.setting().build())
     data = shards(job)
     run_of = run(job, random, data)
@@ -161,7 +162,7 @@ def test_what_stays_moves_at_its_silo_by_its_own_gradient_under_all_of_the_noise
             noise = 2.0 * 0.25
             step = (sums[f"classifier.{name}"] + noise) / len(train)
             found = run_of.states[silo].parts["classifier"][name].double()
-            assert_close(found, before.double() - LR * step, atol=3e-8, rtol=0)
+            assert_close(found, before.double() - LR * rate * step, atol=3e-8, rtol=0)
 
 
 def test_a_silo_keeps_what_is_summed_as_it_came_down_and_says_who_paid(monkeypatch):
@@ -333,6 +334,7 @@ def test_training_that_is_no_plain_step_is_refused(training, said):
         ({"security": {"secure_aggregation": "required", "colluders": 2}}, "raise dishonest"),
         ({"privacy": {"dishonest": 3}}, "nobody is left to share noise with"),
         ({"privacy": {"noise": "local", "dishonest": 2}}, "does nothing with local noise"),
+        ({"privacy": {"noise": "local", "local_rate": 0.5}}, "where all noise is local"),
         ({"participation": 0.5}, "a share of the noise from every silo"),
     ],
 )
@@ -346,7 +348,9 @@ def test_a_document_has_shared_noise_and_says_nothing_of_local_noise():
     assert (document["privacy"]["noise"], document["privacy"]["dishonest"]) == ("shared", 1)
     assert Job.from_document(document, "job", ()) == shared_job()
     local = shared_job(privacy={"noise": "local"}).document()
-    assert not {"noise", "dishonest"} & set(local["privacy"])
+    assert not {"noise", "dishonest", "local_rate"} & set(local["privacy"])
+    with refused("no step of it has local noise; take it out"):
+        shared_job(privacy={"local_rate": 0.5}).method()
 
 
 def test_more_noise_than_whole_numbers_hold_is_refused():
