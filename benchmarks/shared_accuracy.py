@@ -63,24 +63,12 @@ SETTINGS = {
     ),
     "fedavg": Setting("fedavg", 4.0, 120, {}, SHARED, {}),
     "fedavg, curator": Setting("fedavg", 4.0, 120, {}, {**SHARED, "dishonest": 0}, {}, colluders=0),
-    # The classifier, which has all of the noise at its silo, bears no larger rate.
-    "fedper": Setting("fedper", 2.0, 120, {}, SHARED, {}),
-    # Four rounds of its second phase, at a tenth of the rate.
-    "pfedsim": Setting(
-        "pfedsim",
-        4.0,
-        88,
-        {"rho": 0.955},
-        SHARED,
-        {"schedule": {"kind": "steps", "factor": 0.1, "at": [0.954]}},
-    ),
+    # What has local noise bears smaller steps.
+    "fedper": Setting("fedper", 4.0, 120, {}, {**SHARED, "local_rate": 0.5}, {}),
+    # Four rounds of its second phase, or four epochs of tuning, at a tenth of the rate.
+    "pfedsim": Setting("pfedsim", 4.0, 88, {"rho": 0.955}, {**SHARED, "local_rate": 0.1}, {}),
     "fedavg-ft": Setting(
-        "fedavg-ft",
-        4.0,
-        84,
-        {"tuning_epochs": 4},
-        SHARED,
-        {"schedule": {"kind": "steps", "factor": 0.1, "at": [0.995]}},
+        "fedavg-ft", 4.0, 84, {"tuning_epochs": 4}, {**SHARED, "local_rate": 0.1}, {}
     ),
 }
 

@@ -273,6 +273,11 @@ class JobFile(JobSettings):
                 f"{where} takes a share of the noise from every silo: leave out security.dropouts"
                 " and participation"
             )
+        if security.weights == "public":
+            raise ValueError(
+                f'{where}: security.weights = "public" does nothing, steps are weighed by noisy'
+                " counts; take it out, and security.counts"
+            )
         # Who colludes with the coordinator knows its own share.
         if privacy.dishonest < security.colluders:
             raise ValueError(

@@ -87,6 +87,11 @@ class PrivacyTable(Strict):
                 f"dishonest = {self.dishonest} does nothing with local noise, which needs nobody"
                 ' else; take it out, or write noise = "shared"'
             )
+        if self.shared and (self.metrics_sigma or 0) > MOST_SHARED_SIGMA:
+            raise ValueError(
+                f"metrics_sigma = {self.metrics_sigma:g}: noise that silos share is at most"
+                f" {MOST_SHARED_SIGMA:,}; lower it"
+            )
         if self.noise == "local" and self.local_rate != 1:
             raise ValueError(
                 f"local_rate = {self.local_rate:g} does nothing where all noise is local: lower"

@@ -43,6 +43,7 @@ PRIVACY |= {"histogram_sigma": 0.4, "clip": 0.25}
 ABLE = {"fedavg", "fedavg-ft", "fedavgm", "fedadam", "fedyogi", "fedper", "fedrep", "fedbabu"}
 ABLE |= {"fedbn", "fedrod", "lg-fedavg", "pfedsim"}
 LR = 0.1
+BLIND = {"secure_aggregation": "required"}
 
 
 class Told:
@@ -336,6 +337,11 @@ def test_training_that_is_no_plain_step_is_refused(training, said):
         ({"privacy": {"noise": "local", "dishonest": 2}}, "does nothing with local noise"),
         ({"privacy": {"noise": "local", "local_rate": 0.5}}, "where all noise is local"),
         ({"participation": 0.5}, "a share of the noise from every silo"),
+        ({"privacy": {"metrics_sigma": 1001.0}}, "silos share is at most 1,000; lower it"),
+        (
+            {"security": {**BLIND, "weights": "public", "counts": dict.fromkeys(SILOS, 9)}},
+            "steps are weighed by noisy counts",
+        ),
     ],
 )
 def test_jobs_in_which_shares_would_be_missing_are_refused(fields, said):
