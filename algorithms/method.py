@@ -158,7 +158,8 @@ class Method(ABC):
     sums_steps: bool = False
     """True if its weighted means are of parameters that all silos train from one value, by the task
     alone, and if nothing else depends on what a silo trained of them. Then a round can be one step
-    of all silos together, under noise that they share (job/shared_steps.py)."""
+    of all silos together, under noise that they share (job/shared_steps.py). Inherited: a subclass
+    with another loss says False."""
     by_rounds: str = ""
     """What it does by the job's number of rounds, besides what crosses, such as "keeps more of an
     update towards the last round"; empty if nothing. A run that did so cannot be lengthened."""

@@ -173,7 +173,7 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
         if table.shared and Decimal(sigma) > MOST_SHARED_SIGMA:
             raise LocalError(
                 f"job {job.name!r}: privacy.sigma = {sigma!r}, and noise that silos share is at"
-                f" most {MOST_SHARED_SIGMA:,} clips; raise privacy.epsilon, or take fewer rounds"
+                f" most {MOST_SHARED_SIGMA:,} clips; lower it, or leave it out, and it is planned"
             )
         return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
 

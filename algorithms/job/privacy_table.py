@@ -109,6 +109,11 @@ class PrivacyTable(Strict):
         """True if the silos share the noise of what they sum."""
         return self.noise == "shared"
 
+    @property
+    def largest_sigma(self) -> int:
+        """The most noise that a step may have, in clips."""
+        return MOST_SHARED_SIGMA if self.shared else LARGEST_SIGMA
+
     def honest(self, silos: int) -> int:
         """Silos whose shares are all of a step's noise: of a job of so many, those not dishonest.
 

@@ -70,7 +70,7 @@ def check(
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Without a configuration: the name of the data set of [data]."),
+        typer.Option(help="Without a configuration: the name of the silo's data set."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
@@ -174,7 +174,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     yield together(job)
     yield starts_from(job)
     yield unbounded(plan)
-    yield _looked_at(policy)
+    yield _looked_at(job, policy)
     if job.privacy is not None:
         yield from budget_text.budget_lines(job, policy)
     yield _declaration(job, silo)
@@ -251,19 +251,25 @@ def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
         yield from _wrapped(f"HELD BACK: {reason}", "  ")
 
 
-def _looked_at(policy: Policy) -> str:
+def _looked_at(job: Job, policy: Policy) -> str:
     """Which deliveries the policy rejects."""
-    limits, bounds = policy.file.limits, []
+    limits, bounds, but = policy.file.limits, [], ""
     if limits.max_step is not None:
         bounds.append(
             f"moves a part of the model by more than {limits.max_step:g} of this silo's longest"
             " steps"
         )
+        # The bound is in steps of the silo's own, and it takes none in these parts (traps.py).
+        if job.privacy is not None and job.privacy.shared:
+            but = (
+                "; limits.max_step has no effect on what silos sum under shared noise, because no"
+                " silo steps there by itself"
+            )
     if limits.max_parallel is not None:
         bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
     # Say it either way: without a bound, the silo would train a model that was made to leak.
     if bounds:
-        return f"this silo does not train on a delivery that {' or '.join(bounds)}"
+        return f"this silo does not train on a delivery that {' or '.join(bounds)}{but}"
     return (
         "this silo trains on deliveries without a check; limits.max_step and limits.max_parallel"
         " look for models made to leak"

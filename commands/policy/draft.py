@@ -17,6 +17,7 @@ import typer
 
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
+from ...algorithms.job.shared_steps import STEPS
 from ...algorithms.job.torchmetrics_counting import TORCHMETRICS
 from ...algorithms.tasks.risk_counting import RISKS
 from ...algorithms.tasks.table_counting import CONFUSION, SCORES
@@ -100,6 +101,11 @@ WHAT = {  # what each kind is, and what it can tell those who read it
 }
 
 OF_PART = {  # the same of single parts
+    STEPS: (
+        "by how much this silo's records would change each parameter of the model in one step,"
+        " under this silo's share of the noise, and its noisy number of records; whoever reads the"
+        " sum over the silos reads it under all of the noise"
+    ),
     CONFUSION: (
         "test records by class and by the class that the model says; they reveal how many test"
         " records of each class this silo has"
@@ -303,7 +309,8 @@ def _head(jobs: Sequence[Job], limit: str, names: DataSets, *, trust: bool) -> s
         *_comment(
             "A delivery may move a part of the model by at most this many of the longest steps of"
             " this silo's own training. A model made to leak records lies farther away. So can an"
-            " honest model, if other silos have many times more records: then raise the limit."
+            " honest model, if other silos have many times more records: then raise the limit. In"
+            " rounds whose silos share the noise it has no effect."
         ),
         f"max_step = {MAX_STEP}",
         *_comment(

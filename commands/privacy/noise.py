@@ -31,10 +31,10 @@ def planned(job: Job, origin: str) -> Job:
     try:
         # more noise than the target demands would cost accuracy and buy nothing
         if table.sigma is None:
-            sigma = least_sigma(spends, most, table.delta)
+            sigma = least_sigma(spends, most, table.delta, table.largest_sigma)
             planned_table = table.model_copy(update={"sigma": sigma})
             return replace(job, privacy=planned_table)
-        fault = overspent(spends, table.sigma, most, table.delta)
+        fault = overspent(spends, table.sigma, most, table.delta, table.largest_sigma)
         if fault:
             raise LocalError(fault)
     except LocalError as error:

@@ -1,6 +1,7 @@
 """What ``staddle privacy plan`` says of a job."""
 
 from collections.abc import Collection, Mapping, Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...security.dp.noise_planner import by_purpose
-from ...security.dp.prv import NONE, opinion
+from ...security.dp.prv import opinion
 from ...security.dp.rdp import cost, shown
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
@@ -139,10 +140,10 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
 
     # costs compose: a sum of the column above would overstate what the job takes from a budget
     printer.show(f"together: epsilon {document['epsilon']} by RDP, the bound that is enforced")
-    printer.show(
-        f"          epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, for"
-        " information only"
-    )
+    by_prv = f"epsilon {document['epsilon_prv']} by PRV, a tighter bound, for information only"
+    if document["epsilon_prv"] is None:
+        by_prv = "PRV, a tighter bound, was not computed"
+    printer.show(f"          {by_prv}")
     printer.show(
         f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and"
         f" {document['spare_rounds']} more that crashes may interrupt; a single round costs at most"
@@ -154,10 +155,11 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
         f" {document['class_shows_from']} records"
     )
     if batch := document.get("batch"):
+        at_each = f" at each of {batch['silos']} silos" if batch["silos"] > 1 else ""
         printer.show(
-            f"from {number(batch['records'], 'record')}, a step draws {batch['expected']} on"
-            f" average; their mean gradient, of norm {batch['clip']} at most, gets noise of"
-            f" {batch['noise']} in each coordinate"
+            f"from {number(batch['records'], 'record')}{at_each}, a step draws"
+            f" {batch['expected']} on average; their mean gradient, of norm {batch['clip']} at"
+            f" most, gets noise of {batch['noise']} in each coordinate"
         )
     for line in lines:
         printer.show(line)
@@ -227,9 +229,13 @@ def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
             f"--records {records}: delta = {delta:g} would allow one of these records to leave in"
             f" the clear; lower it below {1 / records:.2g}"
         )
+    # Where silos share the noise, a step is one of all their records, under all their shares.
+    silos = len(job.silos) if table.shared else 1
+    drawn, shares = silos * expected, silos / table.honest(silos)
     return {
         "records": records,
-        "expected": f"{expected:.4g}",
-        "noise": f"{float(sigma) * table.clip / expected:.3g}",
+        "silos": silos,
+        "expected": f"{drawn:.4g}",
+        "noise": f"{float(sigma) * table.clip * sqrt(shares) / drawn:.3g}",
         "clip": f"{table.clip:g}",
     }

@@ -46,8 +46,9 @@ def _expected(table: PrivacyTable) -> str:
     """Of the epsilon measured that is nearest below, or the smallest."""
     nearest = max(filter(table.epsilon.__ge__, SHARED), default=min(SHARED))
     reached = (SHARED if table.shared else LOCAL)[nearest]
+    less = f" (less at {table.epsilon:g})" if table.epsilon < nearest else ""
     return (
         f"on MNIST with ten silos FedAvg reached {reached:.0f} % with"
-        f" {table.noise} noise at epsilon {nearest}, training alone {ALONE[nearest]:.0f} %. Your"
-        " records decide: docs/private-training.md has more figures, staddle simulate tries"
+        f" {table.noise} noise at epsilon {nearest}, training alone {ALONE[nearest]:.0f} %{less}."
+        " Your records decide: docs/private-training.md has more figures, staddle simulate tries"
     )

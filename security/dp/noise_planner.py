@@ -23,7 +23,10 @@ class PricedNoise(Priced, Protocol):
 
     @property
     def purpose(self) -> str:
-        """Such as "histogram"; a job sets its noise by ``<purpose>_sigma``, unless σ implies it."""
+        """Such as "histogram"; a job sets its noise by ``<purpose>_sigma``, unless σ implies it.
+
+        Where silos share this noise, "-shared" follows, which is not in the key.
+        """
         ...
 
 
@@ -31,8 +34,8 @@ Spends: TypeAlias = Callable[[str], Sequence[PricedNoise]]  # σ → all that th
 T = TypeVar("T", bound=PricedNoise)
 
 
-def least_sigma(spends: Spends, most: str, delta: float) -> str:
-    """The least σ with which all of this costs at most ε = ``most`` at δ.
+def least_sigma(spends: Spends, most: str, delta: float, largest: int = LARGEST_SIGMA) -> str:
+    """The least σ, up to ``largest``, with which all of this costs at most ε = ``most`` at δ.
 
     LocalError says what to change where no σ does.
     """
@@ -41,7 +44,7 @@ def least_sigma(spends: Spends, most: str, delta: float) -> str:
         return covers(most, cost(spends(str(units * STEP)), delta))
 
     # Doubled until it is enough, then halved: each price takes a computation of its own.
-    top = _top(spends)
+    top = _top(spends, largest)
     low, high = 0, min(BEGIN, top)  # of which low is never enough
     while not enough(high):
         if high == top:
@@ -53,8 +56,10 @@ def least_sigma(spends: Spends, most: str, delta: float) -> str:
     return str(high * STEP)
 
 
-def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
-    """Why a job must not have this σ, and which one would do.
+def overspent(
+    spends: Spends, sigma: str, most: str, delta: float, largest: int = LARGEST_SIGMA
+) -> str:
+    """Why a job must not have this σ, and which one, up to ``largest``, would do.
 
     Empty if it costs at most ε = ``most`` at δ.
     """
@@ -63,7 +68,7 @@ def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
     if covers(most, found):
         return ""
     try:
-        fix = f"{least_sigma(spends, most, delta)!r} would do, and left out it is planned"
+        fix = f"{least_sigma(spends, most, delta, largest)!r} would do, and left out it is planned"
     except LocalError as error:
         fix = str(error)
     return (
@@ -87,14 +92,14 @@ def _fixed(spends: Spends) -> list[PricedNoise]:
     return [one for one in spends(str(STEP)) if one in other]
 
 
-def _top(spends: Spends) -> int:
+def _top(spends: Spends, largest: int) -> int:
     """The largest σ, in steps, for which all noise that follows from it stays in range."""
     fixed = _fixed(spends)
     follows = [one for one in spends(str(STEP)) if one not in fixed]
     # At σ of one step: the noise of these releases is proportional to σ.
     most = max((Decimal(one.sigma) for one in follows), default=STEP)
     # Rounded down, so that the largest noise stays in range.
-    return int(LARGEST_SIGMA / most)
+    return int(largest / most)
 
 
 def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
@@ -110,11 +115,16 @@ def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
     groups = by_purpose(fixed)
     costs = {purpose: cost(group, delta) for purpose, group in groups.items()}
     single = [
-        f"{purpose}_sigma = {groups[purpose][0].sigma} costs {shown(value)}"
+        f"{_key(purpose)} = {groups[purpose][0].sigma} costs {shown(value)}"
         for purpose, value in costs.items()
     ]
     dearest = max(costs, key=lambda purpose: costs[purpose])
     return (
         f"no noise of its steps keeps the job {within}: what else is released costs"
-        f" {shown(alone)} by itself ({', '.join(single)}); raise {dearest}_sigma, or epsilon"
+        f" {shown(alone)} by itself ({', '.join(single)}); raise {_key(dearest)}, or epsilon"
     )
+
+
+def _key(purpose: str) -> str:
+    """The key of [privacy] that sets the noise of a purpose."""
+    return f"{purpose.removesuffix('-shared')}_sigma"

@@ -29,9 +29,15 @@ def check_signed(job: Job) -> None:
     """
     if job.privacy is None:
         return
-    epsilon, delta = decimal(job.privacy.epsilon), job.privacy.delta
+    table = job.privacy
     # Compute the cost of the signed noise here: the operator's plan is not trusted.
-    fault = overspent(spends_by_sigma(job), signed_sigma(job), epsilon, delta)
+    fault = overspent(
+        spends_by_sigma(job),
+        signed_sigma(job),
+        decimal(table.epsilon),
+        table.delta,
+        table.largest_sigma,
+    )
     if fault:
         raise LocalError(f"privacy.{fault}")
 

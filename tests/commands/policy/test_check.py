@@ -251,6 +251,16 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     assert json.loads(check("private", "--json", drafted=True))["reasons"] == []
 
 
+def test_a_job_whose_silos_share_noise_says_which_bound_has_no_effect(federation, check):
+    document = job("sharing", "fedavg", silos=list("abcd")) | {"min_cohort": 3}
+    document["security"] = {"secure_aggregation": "required"}
+    document["privacy"] = PRIVACY | {"noise": "shared"}
+    local_federation.sign_job(federation, document)
+    said = " ".join(check("sharing", drafted=True).split())
+    assert "limits.max_step has no effect on what silos sum under shared noise" in said
+    assert "has no effect" not in check("one")
+
+
 def test_a_job_in_the_clear_is_declined_where_sums_have_to_be_blind(check):
     own = [("[control]", "[secure_aggregation]\nrequired = true\n[control]")]
     flowing = " ".join(check("one", replace=own, code=1).split())

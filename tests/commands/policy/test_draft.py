@@ -15,6 +15,7 @@ from staddle.commands.console import job_example
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.commands.policy.draft import WHAT, draft
+from staddle.commands.privacy.noise import planned
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_json
 from staddle.security.blind.plan import JobPlan
@@ -343,6 +344,15 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(r
         "as secret shares sealed from silo to silo: the coordinator can read how similar the silos'"
         " vectors are" in said
     )
+
+
+def test_a_draft_says_what_the_steps_of_silos_that_share_noise_are():
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "noise": "shared"}
+    security = {"secure_aggregation": "required"}
+    fields = {"silos": list("abcd"), "min_cohort": 3, "security": security}
+    said = flowing(planned(make_job("fedavg", privacy=privacy, **fields), "job"))
+    assert "'steps': by how much this silo's records would change each parameter" in said
+    assert "all parameters of the trained model" not in said
 
 
 def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(roster, signed):

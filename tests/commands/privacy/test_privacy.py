@@ -395,8 +395,14 @@ def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
     found = {}
     for noise, written in (("shared", text), ("local", text.replace('"shared"', '"local"'))):
         path.write_text(written)
-        document = json.loads(call("plan", path, "--json").output)
+        document = json.loads(call("plan", path, "--records", "500", "--json").output)
         assert document["noise"] == noise
+        # under shared noise the step is one of four silos, of which three have noise enough
+        silos, shares = (4, 4 / 3) if noise == "shared" else (1, 1)
+        drawn = silos * 50
+        deviation = float(document["sigma"]) * shares**0.5 / drawn
+        assert document["batch"]["expected"] == str(drawn)
+        assert document["batch"]["noise"] == f"{deviation:.3g}"
         found[noise] = document["promise"]
         said = " ".join(call("plan", path).output.split())
         assert all(f"{what}: {text}" in said for what, text in found[noise].items())
@@ -413,3 +419,4 @@ def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
             f"FedAvg reached {figures[nearest]:.0f} % with {noise} noise at epsilon {nearest}"
         )
         assert expected in found[noise]["expect"]
+        assert ("(less at 3)" in found[noise]["expect"]) == (nearest > 3)

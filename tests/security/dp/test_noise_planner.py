@@ -75,6 +75,17 @@ def test_what_is_released_beside_the_steps_may_cost_too_much():
     )
 
 
+def test_what_else_is_released_is_named_by_its_key_where_silos_share_its_noise():
+    """A job whose sums take less noise than costs can be computed for fails by the same words."""
+    made = spends(others=(replace(STATISTICS, purpose="metrics-shared"),))
+    said = r"\(metrics_sigma = 3.0 costs 2.0290\); raise metrics_sigma, or epsilon"
+    with pytest.raises(LocalError, match=said):
+        least_sigma(made, "1", DELTA, 1000)
+    with pytest.raises(LocalError, match=r"even sigma = 1000.000 costs"):
+        least_sigma(spends(others=()), "0.005", DELTA, 1000)
+    assert "even sigma = 1000.000" in overspent(spends(others=()), "1", "0.005", DELTA, 1000)
+
+
 def test_a_target_below_what_the_accountant_can_tell():
     why = r"even sigma = 100000.000 costs 0\.00[0-9]+; raise epsilon, or take fewer"
     with pytest.raises(LocalError, match=why):
