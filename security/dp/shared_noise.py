@@ -46,6 +46,10 @@ D_α(μ_0 ‖ m), with m = (1 - q) μ_0 + q μ_v. Let L = μ_v / μ_0::
 4. *The sum is not a discrete Gaussian*, but each probability is within e^τ of it, and so is each of
    the mixtures P and Q that are compared. ∫ P^α Q^(1 - α) grows by e^(ατ + (α - 1)τ) at most, hence
    D_α by (2α - 1) τ / (α - 1).
+
+*Numbers that stay at a silo* are under a continuous Gaussian of the same σ in the same step, and v
+has a part in them. Their factor of E_μ0 L^k is exp((k² - k) |v|² / 2s²) at every order, they are
+reflected as well, and for q = 1 they cost α |v|² / 2s². So 1 to 3 hold for both kinds together.
 """
 
 import math
