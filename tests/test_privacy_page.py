@@ -7,6 +7,7 @@ import pytest
 from support.jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
+from staddle.commands.privacy import promise
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 EPOCHS = 7  # which no option's default is
@@ -68,6 +69,20 @@ def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
     made = method(name, options(asked))
     efforts = {made.effort(round_) for round_ in range(made.setting.rounds + made.tunes)}
     assert ({(e.epochs, e.whole) for e in efforts} == {(EPOCHS, 0)}) == (steps == "`epochs` epochs")
+
+
+def test_the_figures_that_a_plan_shows_are_those_of_the_page():
+    text = (PAGE.parent / "private-training.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Accuracy with shared noise\n")[2].partition("\n## ")[0]
+    for row, figures in (
+        ("private training alone | local", promise.ALONE),
+        ("FedAvg | local", promise.LOCAL),
+        ("FedAvg | shared", promise.SHARED),
+    ):
+        (mean,) = re.findall(
+            rf"^\| {re.escape(row)} \| [0-9.]+ \| 3 \| ([0-9.]+)", section, re.MULTILINE
+        )
+        assert figures == {4: round(float(mean))}, row
 
 
 def test_the_table_of_shared_noise_has_the_methods_that_sum_steps():

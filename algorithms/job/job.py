@@ -865,6 +865,9 @@ class Job:
             return ()
         if self.batched:
             return split(self.silos, self._batching[0])
+        # A sum without a silo would lack its share of the noise.
+        if self.shares_noise:
+            return (self.silos,)
 
         # Sums of what hardly changes between rounds, such as the classes of a silo, are over all
         # silos: over several sets they would reveal single silos (security rule 1).

@@ -104,6 +104,9 @@ SHARED = {
     '# norm = "none"': 'norm = "group"',
     "# rho = 0.5": "rho = 0.97",
 }
+# What has local noise all the same bears smaller steps: parts that stay, and rounds that sum none.
+SLOWER = {"fedper": "0.5", "fedrep": "0.5", "lg-fedavg": "0.5", "fedrod": "0.5", "fedbn": "0.5"}
+SLOWER |= {"pfedsim": "0.1", "fedavg-ft": "0.1", "fedbabu": "0.1"}
 
 WIDTH = 118
 # examples for numbers that are left out by default; the first that the model takes
@@ -176,7 +179,8 @@ def job_text(
     if blind:
         lines |= BLIND | BLIND_OF.get(method, {})
     if shares:
-        lines |= SHARED
+        rate = SLOWER.get(without_optimiser(method), "1.0")
+        lines |= {**SHARED, "# local_rate = 1.0": f"local_rate = {rate}"}
     for line, other in lines.items():
         text = text.replace(f"\n{line}\n", f"\n{other}\n")
     return text

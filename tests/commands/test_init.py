@@ -209,10 +209,12 @@ def test_lines_that_a_method_changes_stand_in_the_template():
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedprox", "fedssa", "pfedsim", "ppfl"])
 def test_the_example_of_a_blind_job_is_private_unless_somebody_says_no(init, method):
     path = init("job", "--method", method, "--blind")
+    assert job_example.SLOWER.keys() < {name for name in METHODS if METHODS[name].sums_steps}
     job = planned(Job.from_toml(path), "f")
     assert job.security.required
     assert job.private.shared == METHODS[method].sums_steps
     assert job.rounds == (120 if job.private.shared else 20)
+    assert job.private.local_rate == float(job_example.SLOWER.get(method, 1))
     assert float(signed_sigma(job)) < 2.5
     text = path.read_text()
     for line in (job_example.BLIND | job_example.BLIND_OF.get(method, {})).values():

@@ -69,10 +69,9 @@ def shared_job(method="fedavg", options=None, privacy=None, **fields):
         method,
         options,
         model,
-        silos=SILOS,
         min_cohort=3,
         privacy={**PRIVACY, **(privacy or {})},
-        **{"rounds": 2, "security": {"secure_aggregation": "required"}, **fields},
+        **{"silos": SILOS, "rounds": 2, "security": {"secure_aggregation": "required"}, **fields},
     )
 
 
@@ -363,6 +362,15 @@ def test_more_noise_than_whole_numbers_hold_is_refused():
     job = shared_job(privacy={"sigma": None})
     with refused("noise that silos share is at most 1,000 clips"):
         job_spends(job, "1000.001")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedsim"])
+def test_many_silos_are_one_batch_without_any_of_which_nothing_opens(method):
+    silos = [f"s{number}" for number in range(16)]
+    local = shared_job(method, silos=silos, privacy={"noise": "local"})
+    shared = shared_job(method, silos=silos)
+    assert shared.batches == (tuple(silos),)
+    assert method == "pfedsim" or len(local.batches) > 1
 
 
 def test_a_silo_of_too_many_records_sits_the_job_out(monkeypatch):
