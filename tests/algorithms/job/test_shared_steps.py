@@ -287,6 +287,12 @@ def test_methods_whose_means_are_of_steps_from_one_model_share_their_noise(name)
     assert {spec.dtype for spec in steps.tensors} == {"int64"}
     result = run(job, Told(local=0.1, share=0.1))
     assert set(result.scores(job.method().product)) == set(SILOS)
+    # The coordinator takes its next step from what the silos have.
+    if job.method().product == "delivered":
+        for key, value in result.coordinator.items():
+            if key.startswith(VALUES):
+                part, _, leaf = key.removeprefix(VALUES).partition(".")
+                assert torch.equal(result.states["c"].parts[part][leaf], value)
 
 
 def test_all_others_are_refused():
