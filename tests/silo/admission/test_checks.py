@@ -677,6 +677,26 @@ def test_4_a_policy_bounds_the_noise_and_the_delta_of_a_job(refused, private, ta
     assert said in refused("POLICY", **private(table=table))
 
 
+SHARED = {
+    "privacy": {"noise": "shared"},
+    "security": {"secure_aggregation": "required", "colluders": 0},
+    "min_cohort": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, '[dataset.data] has noise = "local": this silo would add a share'),
+        ({"noise": '"shared"', "dishonest": 2}, "[dataset.data] asks for dishonest = 2"),
+    ],
+)
+def test_4_a_policy_says_whose_noise_may_protect_its_records(ask, refused, private, table, said):
+    assert said in refused("POLICY", **private(table=table, **SHARED))
+    agreed = private("agreed", {"noise": '"shared"'}, **SHARED)
+    assert ask(**agreed).job.private.shared
+
+
 def test_4_a_plain_job_on_a_data_set_that_must_be_paid_for_is_declined(ask, refused, made):
     job = made.jobs["simple"]
     why = refused("POLICY", policy=policy_for(made, job, required="true"))
