@@ -167,6 +167,7 @@ VALUES = {
     "values": '"(?:fixed|varying)"',
     "number": r'"[0-9]{1,10}(?:\.[0-9]{1,40})?"',
     "allow": '"allow"',
+    "noise": '"(?:local|shared)"',
     "id": '"[a-z0-9-]{1,64}"',
     "role": '"(?:coordinator|silo|operator|founder)"',
     # A title has at least one character.
@@ -190,7 +191,7 @@ FORMS = {
     ),
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "hidden": "ctx:hash number:count",
-    "paid": "dataset:text ids:count*",
+    "paid": "dataset:text ids:count* noise?:noise",
     "code": "name:text version:text sha256:hash",
     "tensor_digest": "part:text name:text sha256:hash",
     "start": FRAME + "silo:text software:text roster:hash policy:hash",
@@ -264,10 +265,10 @@ def grammar(form: str) -> str:
     fields = sorted(field.split(":") for field in FORMS[form].split())
     written = ""
     for name, inner in fields:
-        text = f'"{name.rstrip("?")}":{grammar(inner)},'
+        text = f',"{name.rstrip("?")}":{grammar(inner)}'
         written += f"(?:{text})?" if name.endswith("?") else text
-    # No comma behind the last field, which may not lack.
-    return r"\{" + written[:-1] + r"\}"
+    # No comma before the first field, which may not lack.
+    return r"\{" + written[1:] + r"\}"
 
 
 GRAMMARS = {

@@ -37,6 +37,7 @@ SUMS: tuple[type[OfSum], ...] = (ProtocolMessage, SumEnd, SumSigned, SumOpened)
 OfJob: TypeAlias = OfSum | Deny
 Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
 
+NOISE = {"local": "", "shared": ", under a share of the noise"}
 COLUMNS = (
     "seq",
     "time",
@@ -325,7 +326,7 @@ def _outcome(message: LedgerMessage) -> Iterator[str]:
     paid = intent.dp
     if paid:
         reservations = ", ".join(map(str, paid.ids))
-        yield f"paid by {reservations} of data set {paid.dataset!r}"
+        yield f"paid by {reservations} of data set {paid.dataset!r}{NOISE[paid.noise]}"
 
 
 def _taints(intent: Intent) -> dict[str, dict[str, None]]:

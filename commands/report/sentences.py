@@ -26,6 +26,10 @@ SHARED_OUT = (
     "For vectors that silos share out among themselves, the coordinator reads only lengths and"
     " similarity. "
 )
+SHARES = (
+    "In jobs whose silos share the noise, theirs is this silo's share: what is protected is a sum,"
+    " as long as the other silos add their shares and tell them to nobody. "
+)
 NO_COLLUSION = (
     "For padded and rotated messages, this holds unless a silo colludes with the coordinator. "
 )
@@ -150,7 +154,8 @@ def _protected(view: LedgerOverview) -> str:
         f"{number(taints['noised'], 'tensor')} differentially private, {taints['public']:,} public,"
         f" {bare}"
     )
-    return f"The silo's software states: {tensors} (section 8). "
+    noises = {getattr(message.intent.dp, "noise", "none") for message in view.messages}
+    return f"The silo's software states: {tensors} (section 8). {SHARES * ('shared' in noises)}"
 
 
 def _protocol(view: LedgerOverview) -> str:

@@ -167,23 +167,28 @@ class HiddenBinding(Strict):
     number: Count
 
 
+Noise: TypeAlias = Literal["local", "shared"]
+
+
 class Paid(Strict):
     """The reservations that paid for the tensors of a message that are ``dp``:
-    ``{"dataset":"cxr-2024","ids":[12,19]}``.
+    ``{"dataset":"cxr-2024","ids":[12,19],"noise":"local"}``.
 
     ``ids`` are reservations of the data set's privacy budget, by their seq in its log
-    (security/dp/budget.py).
+    (security/dp/budget.py). ``noise`` is the job's: "shared" where its silos share that of sums, so
+    what this message gives to one is protected there, by the shares of others, and not as it is.
     """
 
     dataset: Text
     # All below the size of the data set's last ``privacy.head`` in this ledger.
     ids: tuple[Count, ...]  # in order, each once
+    noise: Noise = "local"  # older records have none
 
     @classmethod
-    def of(cls, dataset: str, releases: Sequence[Release]) -> Self | None:
+    def of(cls, dataset: str, releases: Sequence[Release], noise: Noise = "local") -> Self | None:
         """The record of what paid for these releases, from this data set; None if nothing did."""
         ids = sorted({paid for release in releases for paid in release.ledger_ids})
-        return cls(dataset=dataset, ids=tuple(ids)) if ids else None
+        return cls(dataset=dataset, ids=tuple(ids), noise=noise) if ids else None
 
 
 class PackageCode(Strict):

@@ -51,7 +51,7 @@ from ...security.identity import roster as rosters
 from ...security.ledger import records
 from ...security.ledger.egress_ledger import Ledger
 from ...security.policy.policy import SiloPolicy
-from ...security.policy.release import PaidBy, nothing_paid, own_part, unpaid
+from ...security.policy.release import MASKED, PaidBy, nothing_paid, own_part, unpaid
 from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import brought_fault
 from ..admission.signed_sets import SignedSets
@@ -332,6 +332,8 @@ class Gate:
         # which job, by which rule, in which form, for whom, paid by which reservations.
         releases, readers = outgoing.releases, outgoing.readers
         dataset = self._policy.on(declared.dataset).dataset
+        # Only in a sum do the shares of others protect it.
+        noise = {MASKED: declared.noise}.get(outgoing.form, "local")
         record = records.Intent(
             silo=self._ledger.silo,
             job=declared.job,
@@ -351,7 +353,7 @@ class Gate:
             cohort=tuple(cohort),
             secagg=outgoing.secagg,
             hidden=outgoing.hidden,
-            dp=records.Paid.of(dataset, releases),
+            dp=records.Paid.of(dataset, releases, noise),
             dataset=dataset,
             packages=tuple(records.PackageCode(**vars(package)) for package in declared.packages),
         )

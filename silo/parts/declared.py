@@ -35,6 +35,7 @@ from ...security.arithmetic.fixedpoint import Group
 from ...security.blind.mix_context import mix_group
 from ...security.blind.plan import shared, sum_groups, uploaded
 from ...security.blind.sum import Bounds
+from ...security.ledger.records import Noise
 from ...security.secagg.shared_gram import Compared, compared_of
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Declared:
     silos: tuple[str, ...] = ()  # of a blind job
     packages: tuple[Package, ...] = ()  # whose code the job runs
     dataset: str | None = None  # that the job asks for, if it does
+    noise: Noise = "local"  # "shared": that of the sums of a private job is its silos' together
     # what evaluation counts; None for the task of an installed package
     counting: Counting | None = None
 
@@ -90,6 +92,7 @@ class Declared:
             records=None if document["privacy"] else records,
             packages=tuple(Package(**each) for each in document.get("packages", ())),
             dataset=document.get("dataset"),
+            noise=(document["privacy"] or {}).get("noise", "local"),
             counting=None if known is None else known.counting,
         )
         if security["secure_aggregation"] == "off":

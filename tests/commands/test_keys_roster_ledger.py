@@ -211,6 +211,12 @@ def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
     ]  # fmt: skip
 
 
+def test_show_tells_whose_noise_it_is(tmp_path):
+    private(tmp_path / "ledger", noise="shared")
+    shown = run("ledger", "show", tmp_path)
+    assert "paid by 2, 4 of data set 'data', under a share of" in shown  # a cell breaks there
+
+
 def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
     private(tmp_path / "ledger")
     shown = run("ledger", "show", tmp_path)
@@ -225,8 +231,8 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
     assert "data set 'scans'" not in run("ledger", "show", tmp_path, "--job", "j2")
     documents = json.loads(run("ledger", "show", tmp_path, "--json"))
     assert [document["dp"] for document in documents if "dp" in document] == [
-        {"dataset": "data", "ids": [2, 4]},
-        {"dataset": "data", "ids": [2, 4, 6]},
+        {"dataset": "data", "ids": [2, 4], "noise": "local"},
+        {"dataset": "data", "ids": [2, 4, 6], "noise": "local"},
         None,
     ]
     heads = [document["size"] for document in documents if document["type"] == "privacy.head"]

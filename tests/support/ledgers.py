@@ -171,12 +171,22 @@ def write_job_decline(ledger, job, job_digest, signer, reasons):
     return ledger.append(JobDecline(**fields, reasons=tuple(reasons)))
 
 
-def write_intent(ledger, *, round_number, releases, readers, message_bytes, dataset="", **fields):
+def write_intent(
+    ledger,
+    *,
+    round_number,
+    releases,
+    readers,
+    message_bytes,
+    dataset="",
+    noise="local",
+    **fields,
+):
     """An intent of these releases; the other fields are those of the record."""
     fields |= {"silo": ledger.silo, "round": round_number, "readers": tuple(readers)}
     fields |= {"tensors": tuple(Tensor.of(release, readers) for release in releases)}
     fields |= {"message": Size(bytes=message_bytes)}
-    paid = {"dp": Paid.of(dataset, releases), "dataset": dataset}
+    paid = {"dp": Paid.of(dataset, releases, noise), "dataset": dataset}
     return ledger.append(Intent(**paid | fields))
 
 
@@ -425,16 +435,16 @@ def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
     return write_privacy_head(ledger, dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
 
 
-def private(path, key=KEY):
+def private(path, key=KEY, noise="local"):
     """Two rounds of a private job, and what they cost; and another job of which all is private."""
     with open_ledger(path, key=key) as ledger:
         write_start(ledger, "staddle 0.1.0", HASH, HASH)
         spend(ledger, 3, "0.2500")
         spend(ledger, 5, "1.2500")
-        send(ledger, releases=DP, dataset="data")
+        send(ledger, releases=DP, dataset="data", noise=noise)
         spend(ledger, 7, "1.7500")
         releases = (replace(DP[0], ledger_ids=(2, 6)), *DP[1:])
-        send(ledger, releases=releases, dataset="data", round_number=4)
+        send(ledger, releases=releases, dataset="data", round_number=4, noise=noise)
         spend(ledger, 3, "0.5000", "scans", limit="1.5")
         send(ledger, job="j2", job_digest="cd" * 32)
         return write_stop(ledger, "asked to stop")

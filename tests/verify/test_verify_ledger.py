@@ -396,6 +396,14 @@ TWO_READERS = ["coordinator", "x"]
 TO_SILOS = {**TENSORS[0], "readers": ["silos"]}
 LATER = head(10, CTX, epsilon="0", limit="8.25")
 NO_NUMBERS = {**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}
+SHARED = {"dataset": "data", "ids": [2], "noise": "shared"}
+
+
+def shared_in_sum(dp=SHARED):
+    """A masked message under a share of the noise."""
+    return masked(tensors=[{**tensor, "taint": "noised"} for tensor in WORDS], dp=dp)
+
+
 BROKEN = [
     [change(after=HASH)],
     [change(before=HASH)],
@@ -546,6 +554,7 @@ SOUND = [
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
     [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
     [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
+    [head(), shared_in_sum(), shared_in_sum(dp={**SHARED, "noise": "local"})],
     [intent(dataset=""), intent(dataset="other"), head(), private(2) | {"dataset": "data"}],
     [head(0), head(3, **ELSE), private(0, 1, 2, **ELSE), start(), private(2, **ELSE)],
     [opening(), start(), opening(), closing(3)],
@@ -585,6 +594,13 @@ def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
         ("b\n", "0.5", HASH),
         ("data", "4", CTX),
     ]
+
+
+@pytest.mark.parametrize("noise", ["none", "", None, True, ["local"]])
+def test_noise_is_this_silos_own_or_shared(same, noise):
+    lines = chained([start(), head(), shared_in_sum(dp={**SHARED, "noise": noise})])
+    assert not same([lines], signed(lines, KEY))
+    assert "4 FAIL" in same.out
 
 
 @pytest.mark.parametrize(

@@ -577,6 +577,16 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     assert "No differential privacy is recorded" not in words(page)
 
 
+@pytest.mark.parametrize("noise", ["local", "shared"])
+def test_a_share_of_the_noise_is_said_to_protect_a_sum_alone(path, noise):
+    private(path, noise=noise)
+    first, second = (text(item) for item in parsed(path).all("li")[:2])
+    assert ("what is protected is a sum, as long as the other silos add" in first) == (
+        noise == "shared"
+    )
+    assert "share" not in second
+
+
 def test_cohorts_by_size_and_by_name(path, monkeypatch):
     assert "is not recorded in this ledger" in words(parsed(ledgers.full(path)))
     with open_ledger(path) as ledger:

@@ -146,7 +146,7 @@ def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, worl
 # (5) It was paid for.
 def test_5_what_was_paid_for_leaves_and_the_record_names_what_paid(world):
     world.contribute(world.bundle(paid(4), ("model", "classifier.bias", paid(2, 4))))
-    assert intent_of(world)["dp"] == {"dataset": "data", "ids": [2, 4]}
+    assert intent_of(world)["dp"] == {"dataset": "data", "ids": [2, 4], "noise": "local"}
     assert taints_of(world) == {"noised"}
     assert world.audited().ok
 
@@ -208,7 +208,10 @@ def test_5_a_job_is_paid_for_by_its_own_data_set_alone(made, tmp_path, monkeypat
             with pytest.raises(DeniedError, match="reservation 2 is said to have paid for it"):
                 world.contribute(world.bundle(paid(2)))
     (intent,) = [each for each in records(world.path) if each["type"] == "egress.intent"]
-    assert (intent["dataset"], intent["dp"]) == ("scans", {"dataset": "scans", "ids": [2]})
+    assert (intent["dataset"], intent["dp"]) == (
+        "scans",
+        {"dataset": "scans", "ids": [2], "noise": "local"},
+    )
     world.ledger.close()
 
 
@@ -280,7 +283,10 @@ def test_what_leaves_hidden_has_its_taint_and_was_paid_for(keyed, tmp_path, form
     world.nothing_left()
     getattr(world, form)(paid(*IDS))
     intent = intent_of(world)
-    assert (intent["form"], intent["dp"]) == (form, {"dataset": "data", "ids": list(IDS)})
+    assert (intent["form"], intent["dp"]) == (
+        form,
+        {"dataset": "data", "ids": list(IDS), "noise": "local"},
+    )
     assert taints_of(world) == {"noised"}
     assert world.audited().ok
 
@@ -341,7 +347,10 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     taints["model"][WEIGHT] = paid(2)
     world = masked(summing, tmp_path / "good", Contributions(given, taints))
     intent = intent_of(world)
-    assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
+    assert (intent["form"], intent["dp"]) == (
+        "masked",
+        {"dataset": "data", "ids": [2, 4], "noise": "local"},
+    )
     assert taints_of(world) == {"noised"}
     taints["model"][WEIGHT] = EXACT
     why = r"model/\w+, model/\w+.* would leave as computed from records without noise"
