@@ -97,7 +97,7 @@ from .security import (
     tagged,
     unblind,
 )
-from .shared_steps import SharedSteps
+from .shared_steps import SHARED_BY_UNIT
 from .torchmetrics_counting import counted, noise_fault
 from .training_table import TrainingTable
 
@@ -208,7 +208,8 @@ class JobFile(JobSettings):
             if fault := kind.fault(image_shape(self.model)):
                 raise ValueError(f"training.augment.{number}: {kind.kind} {fault}")
         if self.privacy is not None:
-            self._check_private_model()
+            if not self.privacy.whole_silos:
+                self._check_private_model()
             self._check_private_task(self.privacy)
             if self.privacy.shared:
                 self._check_shared_noise(self.privacy)
@@ -605,7 +606,8 @@ class Job:
         if self.security.required and self._sums_by_class(method):
             method = self._counted_first()
         if self.shares_noise:
-            return SharedSteps(method, self.setting(), self.private, self.lr)
+            shared = SHARED_BY_UNIT[self.private.unit]
+            return shared(method, self.setting(), self.private, self.lr)
         return method
 
     def _check_loaded_parts(self, method: Method) -> None:

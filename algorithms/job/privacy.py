@@ -35,7 +35,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ...errors import LocalError
-from .privacy_table import LARGEST_SIGMA, MOST_SHARED_SIGMA, PrivacyTable
+from .privacy_table import LARGEST_SIGMA, PrivacyTable
 
 if TYPE_CHECKING:
     from ..course import Effort
@@ -105,6 +105,11 @@ def signed_sigma(job: "Job") -> str:
     return job.private.sigma
 
 
+def count_spends(table: PrivacyTable) -> tuple[Spend, ...]:
+    """What the counts by class cost: nothing where they stay at the silo."""
+    return () if table.whole_silos else (histogram_spend(table),)
+
+
 def histogram_spend(table: PrivacyTable) -> Spend:
     """The one release of the counts by class, of sensitivity 1: a record is in one of them."""
     return Spend(HISTOGRAM, decimal(table.histogram_sigma), "1", 1)
@@ -170,12 +175,14 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
                 " sample_rate"
             )
         # more noise than a sum of whole numbers has room for
-        if table.shared and Decimal(sigma) > MOST_SHARED_SIGMA:
+        if table.shared and Decimal(sigma) > table.largest_sigma:
             raise LocalError(
-                f"job {job.name!r}: privacy.sigma = {sigma!r}, and noise that silos share is at"
-                f" most {MOST_SHARED_SIGMA:,} clips; lower it, or leave it out, and it is planned"
+                f"job {job.name!r}: privacy.sigma = {sigma!r} is noise of"
+                f" {Decimal(sigma) * table.spread:f} clips, and noise that silos share is at most"
+                f" {table.largest_sigma * table.spread:,} clips; lower it, or leave it out, and it"
+                " is planned"
             )
-        return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
+        return (*count_spends(table), *(Spend(*key, steps) for key, steps in most.items()))
 
     return spends
 

@@ -19,7 +19,7 @@ SHARED_BITS = 24
 MOST_DRAWN = 2**14
 MOST_SHARED_SIGMA = 1000
 LEAST_SHARE = 8  # variance of a share
-SHARING = {"noise", "dishonest", "local_rate"}  # keys of shared noise
+SHARING = {"noise", "dishonest", "local_rate", "unit"}  # keys of shared noise
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
@@ -48,7 +48,10 @@ class PrivacyTable(Strict):
     """The cost that a job may have for a silo's data set, all its releases together."""
     delta: Annotated[Real, Field(gt=0, lt=1)]
     clip: Clip = 1.0
-    """Norm to which a record's gradient is clipped, over all parameters that a step moves."""
+    """Norm to which a record's gradient is clipped, over all parameters that a step moves.
+
+    With unit "silo", norm to which a silo's update of a round is.
+    """
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
     """Probability with which a step draws each record; it replaces training.batch_size."""
     physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
@@ -57,6 +60,8 @@ class PrivacyTable(Strict):
     It changes memory and time only. Calls of fewer rows are not much faster, and more rows are not
     added up exactly (training/clipped_sum.py). The last call may have empty rows.
     """
+    unit: Literal["record", "silo"] = "record"
+    """What nobody can tell from its being otherwise: one record, or all that a silo gives."""
     noise: Literal["local", "shared"] = "local"
     """Each silo adds all of a step's noise to what it gives ("local"), or a share of it.
 
@@ -70,7 +75,7 @@ class PrivacyTable(Strict):
     These are parameters that stay at a silo, and rounds that sum no steps: they bear smaller steps.
     """
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
-    """Noise of a step in units of ``clip``; planned where a job is signed."""
+    """Noise of a step in units of ``spread`` clips; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
     """Noise of the counts of training records by class, which are released once."""
     statistics_clip: Clip = 1.0
@@ -97,7 +102,45 @@ class PrivacyTable(Strict):
                 f"local_rate = {self.local_rate:g} does nothing where all noise is local: lower"
                 ' training.lr, or write noise = "shared"'
             )
+        if self.whole_silos:
+            self._check_whole_silos()
         return self
+
+    def _check_whole_silos(self) -> None:
+        """ValueError for what a whole silo cannot be protected by, or what would do nothing."""
+        where = 'unit = "silo"'
+        if not self.shared:
+            raise ValueError(
+                f"{where} hides a silo in a sum, which its own noise alone would drown: write noise"
+                ' = "shared"'
+            )
+        if {self.sample_rate, self.local_rate} != {1}:
+            raise ValueError(
+                f"{where} with sample_rate = {self.sample_rate:g} and local_rate ="
+                f" {self.local_rate:g}: every silo takes part in every round, trains by"
+                " training.batch_size, and has no local noise; write sample_rate = 1, and leave"
+                " local_rate out"
+            )
+        if self.metrics_sigma is not None:
+            raise ValueError(
+                f"{where}: how much a silo's test records add to metrics has no bound; leave"
+                " metrics_sigma out, and they stay at the silos"
+            )
+
+    @property
+    def whole_silos(self) -> bool:
+        """True if what is protected is all that a silo gives, not single records."""
+        return self.unit == "silo"
+
+    @property
+    def spread(self) -> int:
+        """The most that what is protected moves a step's sum, in clips.
+
+        A record is in a data set or not. A silo is always there: of two updates that it might give
+        the clip bounds each, so they are two clips apart at most. That holds for two updates that
+        differ by a record, too.
+        """
+        return 2 if self.whole_silos else 1
 
     @property
     def share_unit(self) -> float:
@@ -111,8 +154,8 @@ class PrivacyTable(Strict):
 
     @property
     def largest_sigma(self) -> int:
-        """The most noise that a step may have, in clips."""
-        return MOST_SHARED_SIGMA if self.shared else LARGEST_SIGMA
+        """The most noise that a step may have."""
+        return MOST_SHARED_SIGMA // self.spread if self.shared else LARGEST_SIGMA
 
     def honest(self, silos: int) -> int:
         """Silos whose shares are all of a step's noise: of a job of so many, those not dishonest.

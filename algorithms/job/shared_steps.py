@@ -27,10 +27,20 @@ together, so one record moves everything that a step releases by one clip at mos
 Rounds in which the method gives no weighted mean, such as pFedSim's of its second phase, are as the
 method has them, with local noise.
 
+With ``unit = "silo"`` what is protected is all that a silo gives, not a record
+(``SharedUpdates``). A silo trains without noise, for as many epochs as the job says, from θ to θ_i,
+and y_r above is one vector, θ_i - θ. It is cut to the same clip, and θ moves by the silos' mean,
+each of the n counting alike (McMahan, Ramage, Talwar, Zhang, "Learning differentially private
+recurrent language models", ICLR 2018, with fixed-size rounds). Two such vectors lie up to two clips
+apart, so z_i has the variance (2 σ u)² / h (training/whole_round.py)::
+
+    θ ← θ + C / u · Σ_i G_i / n
+
 =====================  ====  ================================================  ==========
 round                  way   part                                              exchange
 =====================  ====  ================================================  ==========
 with a weighted mean   up    ``steps``: G_i by parameter, ``records``: N_i     Sum, total
+                             where records are protected
 with a weighted mean   down  what the method has                               -
 any other              both  what the method has                               -
 =====================  ====  ================================================  ==========
@@ -38,7 +48,8 @@ any other              both  what the method has                               -
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeGuard
+from itertools import chain
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +67,7 @@ from ..course import (
     settled,
 )
 from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results
-from ..exchange.parts import WEIGHT, Contribution, Part, Sum, TensorSpec
+from ..exchange.parts import WEIGHT, Contribution, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting, initial_state
 from ..tasks.task import cells
 from .privacy_table import PrivacyTable
@@ -67,6 +78,8 @@ VALUES = "shared."  # in the coordinator's state: parameters as they went down l
 
 class SharedSteps(Method):
     """``inner`` with one step a round, where it gives a weighted mean of what it trains."""
+
+    weighs: ClassVar[bool] = True  # silos by their numbers of records
 
     def __init__(
         self, inner: Method, setting: Setting, table: PrivacyTable, lr: Callable[[int], float]
@@ -108,6 +121,7 @@ class SharedSteps(Method):
                 " coordinator)"
             )
 
+        self._check_trained(where)
         # The course depends on nothing that a silo knows alone, but for what it trains.
         moved = self._trained(shared[0]) - set(self._summed(shared[0]))
         if self._table.local_rate != 1 and not moved and len(shared) == len(self._rounds):
@@ -115,6 +129,19 @@ class SharedSteps(Method):
                 f"privacy.local_rate = {self._table.local_rate:g} with method {self.name!r}: no"
                 " step of it has local noise; take it out"
             )
+
+    def _check_trained(self, where: str) -> None:
+        """LocalError where a round sums what it does not train, such as running statistics."""
+        # Most rounds are like the one before.
+        first = {self._meant(round_): round_ for round_ in reversed(self._rounds)}
+        first.pop((), None)
+        for round_ in first.values():
+            if still := sorted(set(self._summed(round_)) - self._trained(round_)):
+                raise LocalError(
+                    f"{where} with method {self.name!r}: round {round_} sums {still[0]!r}, which no"
+                    " step of it trains, so there is no step to sum; choose another model or"
+                    " method"
+                )
 
     def _trained(self, round_: int) -> set[str]:
         """The parameters that the one step of a round trains, named ``part.parameter``.
@@ -156,8 +183,9 @@ class SharedSteps(Method):
             TensorSpec(name, "int64", spec.shape) for name, spec in self._summed(round_).items()
         ]
         # A number of records that was released before, with noise.
-        records = TensorSpec(RECORDS, "int64", (), 1.0, None)
-        return (Part(STEPS, means[0].kind, Sum("total"), (*steps, records)),)
+        if self.weighs:
+            steps.append(TensorSpec(RECORDS, "int64", (), 1.0, None))
+        return (Part(STEPS, means[0].kind, Sum("total"), tuple(steps)),)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """What the method delivers."""
@@ -222,22 +250,25 @@ class SharedSteps(Method):
         if not summed:
             return course
         parts = {name.partition(".")[0] for name in summed}
-        made: list[CourseStep] = []
-        single: list[bool] = []
-        for step in course:
-            if isinstance(step, Stage) and parts.intersection(step.trains):
-                # The coordinator, which takes the step, knows no more than its gradient.
-                single.append(step.penalty is None and not step.full_batch and step.epochs == 1)
-                made.append(replace(step, summed=summed))
-            else:
-                made.append(step)
+        made = list(course)
+        for number, step in enumerate(course):
+            if isinstance(step, Stage) and not parts.isdisjoint(step.trains):
+                made[number] = replace(step, summed=summed)
+        self._check_stages(list(filter(_is_summed, made)))
+        return tuple(made)
+
+    def _check_stages(self, stages: list[Stage]) -> None:
+        """LocalError where what is summed takes more than one step."""
+        # The coordinator, which takes the step, knows no more than its gradient.
+        single = [
+            stage.penalty is None and not stage.full_batch and stage.epochs == 1 for stage in stages
+        ]
         if single != [True]:
             raise LocalError(
                 f'privacy.noise = "shared" with method {self.name!r} and its options: it trains'
                 ' what it sums by more than one epoch of its loss; write noise = "local", or leave'
                 " its options out"
             )
-        return tuple(made)
 
     def contribute(
         self, state: SiloState, facts: Facts
@@ -250,7 +281,8 @@ class SharedSteps(Method):
         # The method's own contribution is of parameters that did not move.
         _, kept = settled(self.name, state, made)
         tensors = {name: facts.summed[name] for name in summed}
-        tensors[RECORDS] = torch.tensor(facts.samples)
+        if self.weighs:
+            tensors[RECORDS] = torch.tensor(facts.samples)
         contributions = {STEPS: Contribution(tensors)}
         return contributions if kept is state else ContributionsAndState(contributions, kept)
 
@@ -277,20 +309,13 @@ class SharedSteps(Method):
             combined = self._inner.combine(inner, round_, cohort, results)
             return replace(combined, state={**values, **combined.state})
         steps = results[STEPS]
-        records = int(steps[RECORDS])
-        # A silo says that it has one record at least, so this many have been summed.
-        if records < len(cohort):
-            raise LocalError(
-                f"round {round_}: {len(cohort)} silos say that they have {records} records"
-                " together; one of them does not count as the job says: find it in its own log,"
-                " and have the job signed without it"
-            )
-        factor = self._table.share_unit / (self._table.sample_rate * records)
+        counted = self._counted(round_, cohort, steps)
+        factor = self._table.share_unit / (self._table.sample_rate * counted)
         moved: dict[str, Tensor] = {}
         for name in self._summed(round_):
             mean = steps[name].double() * factor
             moved[name] = self._moved(values[VALUES + name], mean, self._lr(round_))
-        weight = torch.tensor(float(records), dtype=torch.float64)
+        weight = torch.tensor(float(counted), dtype=torch.float64)
         summed = {
             part.name: {**{spec.name: moved[spec.name] for spec in part.tensors}, WEIGHT: weight}
             for part in means
@@ -301,6 +326,18 @@ class SharedSteps(Method):
             moved |= {name: value for name, value in tensors.items() if name in moved}
         values |= {VALUES + name: value for name, value in moved.items()}
         return replace(combined, state={**values, **combined.state})
+
+    def _counted(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
+        """What the sum of a round is divided by: all silos' records."""
+        records = int(steps[RECORDS])
+        # A silo says that it has one record at least, so this many have been summed.
+        if records < len(cohort):
+            raise LocalError(
+                f"round {round_}: {len(cohort)} silos say that they have {records} records"
+                " together; one of them does not count as the job says: find it in its own log,"
+                " and have the job signed without it"
+            )
+        return records
 
     def _moved(self, before: Tensor, mean: Tensor, lr: float) -> Tensor:
         """A parameter after a step by this mean gradient, of its own dtype."""
@@ -328,6 +365,42 @@ class SharedSteps(Method):
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """The method's answer."""
         return self._inner.mail_fault(round_, silo, shares, keep)
+
+
+class SharedUpdates(SharedSteps):
+    """``inner`` as it is, but that each silo's update is cut to the clip, and sums have noise."""
+
+    weighs = False
+
+    def _check(self) -> None:
+        """LocalError where anything leaves but means of what silos train from one model."""
+        where = 'privacy.unit = "silo"'
+        given = chain.from_iterable(map(self._inner.up, self._rounds))
+        if not self._inner.sums_steps or {part.exchange for part in given} != {Sum("mean")}:
+            raise LocalError(
+                f"{where} with method {self.name!r} and its options: something else leaves a silo"
+                " than what it trained from one model, for a mean; write unit ="
+                ' "record", or choose another method'
+            )
+        self._check_trained(where)
+
+    def effort(self, round_: int) -> Effort:
+        """One release of a round that gives anything: records are used freely at the silo."""
+        return Effort(shared=int(bool(self._meant(round_))))
+
+    def _check_stages(self, stages: list[Stage]) -> None:
+        """Nothing: a silo may train as it will."""
+
+    def _counted(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
+        """The number of silos: to weigh one by its records would tell of it."""
+        return len(cohort)
+
+    def _moved(self, before: Tensor, mean: Tensor, lr: float) -> Tensor:
+        """A parameter moved by the mean of the silos' updates, of its own dtype."""
+        return (before.double() + mean).to(before.dtype)
+
+
+SHARED_BY_UNIT: Mapping[str, type[SharedSteps]] = {"record": SharedSteps, "silo": SharedUpdates}
 
 
 def _apart(state: CoordinatorState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -146,8 +146,14 @@ def take_private_delivery(
     delivered: Results,
     silo: str,
     account: PrivacyAccount,
+    exact: Callable[[], Facts],
 ) -> SiloState:
-    """The state after a delivery that no training follows; nothing is spent for it."""
+    """The state after a delivery that no training follows; nothing is spent for it.
+
+    ``exact`` reads the records, which is free where a job protects whole silos.
+    """
+    if job.private.whole_silos:
+        return deliver(method, state, delivered, exact(), EXACT)
     # No release is made here: without released counts the method gets none.
     counts = account.counts()
     known = PUBLIC if counts is None else paid(counts.id)
@@ -411,7 +417,7 @@ class PrivateRound:
         sigma = self._table.metrics_sigma
         if sigma is None:
             # Zeros, since the wire list has these counts in every round.
-            return _mapped(exact, torch.zeros_like), _seen(exact, PUBLIC)
+            return withheld(exact)
         self._take(SHARED_METRICS if self._table.shared else METRICS)
         made = _seen(exact, worst((self._metrics, self._paid)))
         random = self._fresh()
@@ -515,6 +521,13 @@ def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint
     sums = {name: tracker.enter(tensor, measured) for name, tensor in facts.measured.items()}
     # Class counts have the taint of their release, sums that of their measurement.
     return replace(facts, class_counts=tracker.enter(facts.class_counts, known), measured=sums)
+
+
+def withheld(
+    exact: Mapping[str, Contribution],
+) -> tuple[Mapping[str, Contribution], ContributionTaints]:
+    """Zeros in place of test counts, which stay at the silo."""
+    return _mapped(exact, torch.zeros_like), _seen(exact, PUBLIC)
 
 
 def _mapped(

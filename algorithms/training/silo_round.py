@@ -287,7 +287,13 @@ def _side(
 ) -> Side:
     if private is None:
         return ClearRound(method, facts_of(job, client, round_, data), way, cancelled)
-    from .private_round import PrivateRound  # noqa: PLC0415 - Opacus takes two seconds to import
+    # Opacus takes two seconds to import.
+    if job.private.whole_silos:
+        from .whole_round import WholeRound  # noqa: PLC0415
+
+        facts = partial(facts_of, job, client, round_, data)
+        return WholeRound(method, job, round_, private, facts)
+    from .private_round import PrivateRound  # noqa: PLC0415
 
     return PrivateRound(method, job, client, round_, data, private)
 
@@ -335,10 +341,9 @@ def look(
     """
     check_private(job, private, device)
     # An evaluation must not cost budget: a private job uses the counts that it has released.
+    facts = partial(facts_of, job, client, round_, train_data)
     if private is None:
-        fresh = take_delivery(
-            method, job, state, facts_of(job, client, round_, train_data), delivered
-        )
+        fresh = take_delivery(method, job, state, facts(), delivered)
     else:
         from .private_round import (  # noqa: PLC0415 - Opacus takes two seconds to import
             take_private_delivery,
@@ -346,7 +351,7 @@ def look(
 
         check_delivered(job, round_, delivered)
         fresh = take_private_delivery(
-            method, job, round_, state, delivered, client, private.account
+            method, job, round_, state, delivered, client, private.account, facts
         )
 
     # One set of modules holds both models, one after the other: GPU memory is not taken twice.

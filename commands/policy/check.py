@@ -260,7 +260,7 @@ def _looked_at(job: Job, policy: Policy) -> str:
             " steps"
         )
         # The bound is in steps of the silo's own, and it takes none in these parts (traps.py).
-        if job.privacy is not None and job.privacy.shared:
+        if job.shares_noise and not job.private.whole_silos:
             but = (
                 "; limits.max_step has no effect on what silos sum under shared noise, because no"
                 " silo steps there by itself"

@@ -1,10 +1,18 @@
 """The noise of a private job, planned or checked where it is signed."""
 
 from dataclasses import replace
+from decimal import Decimal
 from math import ceil, log2
 
 from ...algorithms.job.job import Job, JobFile
-from ...algorithms.job.privacy import SHARED, TRAINING, WHOLE, decimal, spends_by_sigma
+from ...algorithms.job.privacy import (
+    SHARED,
+    TRAINING,
+    WHOLE,
+    decimal,
+    signed_sigma,
+    spends_by_sigma,
+)
 from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_toml
@@ -16,6 +24,8 @@ from ..console.output import number
 ORIGIN = "job init"
 DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off
 SMALLEST_CLIP = -64
+WHOSE = {"record": "each silo's data set", "silo": "all that a silo uploads"}  # by unit
+STEPS = {"record": "step", "silo": "update"}  # what has noise
 
 
 def planned(job: Job, origin: str) -> Job:
@@ -103,11 +113,17 @@ def noise(job: Job) -> str:
     table, sigma = job.privacy, job.privacy.sigma
     spends = spends_by_sigma(job)(sigma)
     steps = sum(one.steps for one in spends if one.purpose in (TRAINING, SHARED, WHOLE))
+    spent = shown(cost(spends, table.delta))
     return (
-        f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at"
-        f" most, epsilon {shown(cost(spends, table.delta))} of {table.epsilon:g} at delta ="
-        f" {table.delta:g} of each silo's data set{shared_by(job)}"
+        f"private: noise of {in_clips(job)} times the clip of {table.clip:g},"
+        f" {number(steps, STEPS[table.unit])} at most, epsilon {spent} of {table.epsilon:g} at"
+        f" delta = {table.delta:g} of {WHOSE[table.unit]}{shared_by(job)}"
     )
+
+
+def in_clips(job: Job) -> str:
+    """The noise of a step, in clips."""
+    return decimal(Decimal(signed_sigma(job)) * job.private.spread)
 
 
 def shared_by(job: Job) -> str:

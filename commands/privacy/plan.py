@@ -10,6 +10,7 @@ import typer
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import (
     Spend,
+    count_spends,
     decimal,
     job_spends,
     most_rounds,
@@ -30,7 +31,7 @@ from ...security.identity.signed_document import SignedDocument, verify_document
 from ..console import printer
 from ..console.output import number
 from ..console.package_option import Packages
-from .noise import planned
+from .noise import STEPS, WHOSE, in_clips, planned
 from .promise import promise
 
 UNSIGNED = "signature not checked (give --roster)"
@@ -97,6 +98,8 @@ def explained(
         "method": job.method_name,
         "target": {"epsilon": decimal(job.private.epsilon), "delta": decimal(job.private.delta)},
         "noise": job.private.noise,
+        "unit": job.private.unit,
+        "noise_in_clips": in_clips(job),
         "promise": promise(job),
         "sigma": sigma,
         "planned_here": not given,
@@ -109,9 +112,10 @@ def explained(
         "spare_rounds": spare_rounds(job),
         # The most expensive round: the first one may also release counts.
         "round_epsilon": shown(max(cost(each, at) for each in _rounds(job, sigma))),
-        "count_sigma": decimal(job.private.histogram_sigma),
-        "class_shows_from": decimal(PRESENT * job.private.histogram_sigma),
     }
+    if count_spends(job.private):
+        document["count_sigma"] = decimal(job.private.histogram_sigma)
+        document["class_shows_from"] = decimal(PRESENT * job.private.histogram_sigma)
     lines = [] if path.suffix != ".json" or roster is not None else [UNSIGNED]
     return document | batch, lines
 
@@ -124,8 +128,8 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     )
     printer.show(
         f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta ="
-        f" {target['delta']} of each silo's data set; noise {document['sigma']} clips per step,"
-        f" {whose}"
+        f" {target['delta']} of {WHOSE[document['unit']]}; noise {document['noise_in_clips']} clips"
+        f" per {STEPS[document['unit']]}, {whose}"
     )
     printer.show(*(f"{what}: {said}" for what, said in document["promise"].items()))
     columns = (
@@ -149,11 +153,11 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
         f" {document['spare_rounds']} more that crashes may interrupt; a single round costs at most"
         f" epsilon {document['round_epsilon']}"
     )
-    printer.show(
-        "counts per class leave once, with noise of standard deviation"
-        f" {document['count_sigma']}: a class counts as present from"
-        f" {document['class_shows_from']} records"
-    )
+    if sigma := document.get("count_sigma"):
+        printer.show(
+            f"counts per class leave once, with noise of standard deviation {sigma}: a class counts"
+            f" as present from {document['class_shows_from']} records"
+        )
     if batch := document.get("batch"):
         at_each = f" at each of {batch['silos']} silos" if batch["silos"] > 1 else ""
         printer.show(
@@ -214,6 +218,11 @@ def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
     LocalError for too few of them, and for more than δ is made for.
     """
     table = job.private
+    if table.whole_silos:
+        raise LocalError(
+            f'--records {records}: with unit = "silo" no step draws records, and the noise does not'
+            " depend on how many there are; leave it out"
+        )
     # Poisson sampling: records are drawn independently, so the batch size varies.
     expected = table.sample_rate * records
     if expected < 1:

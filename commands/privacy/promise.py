@@ -13,6 +13,12 @@ LOCAL = {4: 75.0}
 SHARED = {4: 93.0}
 
 
+PROTECTED = {
+    "record": "each record of a silo's data set. With it or without it",
+    "silo": "all records of a silo together. With these or any others in their place",
+}
+
+
 def promise(job: Job) -> dict[str, str]:
     """What a private job protects, from whom, and what accuracy to expect."""
     table = job.private
@@ -20,9 +26,8 @@ def promise(job: Job) -> dict[str, str]:
     times = f" = {exp(table.epsilon):,.1f}" if table.epsilon <= READABLE else ""
     return {
         "protects": (
-            "each record of a silo's data set. With it or without it, whatever leaves is at most"
-            f" e^{table.epsilon:g}{times} times likelier, but for a probability of"
-            f" {table.delta:g}"
+            f"{PROTECTED[table.unit]}, whatever leaves is at most e^{table.epsilon:g}{times} times"
+            f" likelier, but for a probability of {table.delta:g}"
         ),
         "from whom": _whom(table, len(job.silos)),
         "expect": _expected(table),

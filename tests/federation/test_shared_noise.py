@@ -24,6 +24,13 @@ def shared(document, name, method, dishonest=DISHONEST, **changes):
     return made
 
 
+def whole(document, name):
+    """What a silo gives as a whole is protected."""
+    made = shared(document, name, "fedper", rounds=1, training={"lr": 0.05, "epochs": 2})
+    made["privacy"] |= {"unit": "silo", "sample_rate": 1.0}
+    return made
+
+
 def model_of(running, silo, job):
     path = running.federation.state(silo) / "jobs" / job / "model" / "model.safetensors"
     return state_from_bytes(path.read_bytes()).parts
@@ -41,6 +48,7 @@ def test_silos_share_the_noise_of_what_they_sum(start, document):
     running = start(*SILOS)
     one = running.job(shared(document, "one", "fedavg", rounds=1))
     three = running.job(shared(document, "three", "fedper", rounds=3, metrics_sigma=50.0))
+    silos = running.job(whole(document, "silos"))
     running.job(shared(document, "trusting", "fedavg", dishonest=1, rounds=1))
     coordinator = running.start_coordinator(**TIMING)
     for silo in SILOS:
@@ -55,7 +63,7 @@ def test_silos_share_the_noise_of_what_they_sum(start, document):
         seen.append(coordinator.event(60))
         assert seen[-1] is not None, [event["event"] for event in seen]
     ended = {event["job"]: event["outcome"] for event in seen if event["event"] == "job.ended"}
-    assert (ended["one"], ended["three"]) == ("completed", "completed")
+    assert {ended[job.name] for job in (one, three, silos)} == {"completed"}
     declined = [event for event in seen if event["event"] == "job.declined"]
     assert [(event["job"], event["silo"], event["code"]) for event in declined] == [
         ("trusting", "west", "POLICY")
@@ -65,9 +73,9 @@ def test_silos_share_the_noise_of_what_they_sum(start, document):
     for silo in SILOS:
         running.daemons[silo].stop()
         check_silo(running, silo)
-        for job in (one, three):
+        for job in (one, three, silos):
             for intent in intents_of(running, silo, job):
-                assert intent["form"] == "masked"
+                assert (intent["form"], intent["dp"]["noise"]) == ("masked", "shared")
                 names = {each["name"] for each in intent["tensors"] if each["part"] == STEPS}
                 assert any(name.startswith("extractor.") for name in names)
                 assert not any(name.startswith("classifier.") for name in names) or job is one
@@ -76,6 +84,10 @@ def test_silos_share_the_noise_of_what_they_sum(start, document):
         assert [(each["job"], each["purpose"]) for each in steps] == [
             ("one", "training-shared"),
             *[("three", "training-shared, metrics-shared")] * 3,
+            ("silos", "training-shared"),
+        ]
+        assert steps[-1]["events"] == [
+            {"sigma": str(NOISE), "q": "1.0", "steps": 1, "shared": True}
         ]
         assert all(event["shared"] for each in steps for event in each["events"])
 
