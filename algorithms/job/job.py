@@ -276,8 +276,8 @@ class JobFile(JobSettings):
             )
         if security.weights == "public":
             raise ValueError(
-                f'{where}: security.weights = "public" does nothing, steps are weighed by noisy'
-                " counts; take it out, and security.counts"
+                f'{where}: security.weights = "public" does nothing, because steps are weighed by'
+                ' noisy counts, or with unit = "silo" not at all; take it out, and security.counts'
             )
         # Who colludes with the coordinator knows its own share.
         if privacy.dishonest < security.colluders:

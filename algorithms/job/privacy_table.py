@@ -50,7 +50,7 @@ class PrivacyTable(Strict):
     clip: Clip = 1.0
     """Norm to which a record's gradient is clipped, over all parameters that a step moves.
 
-    With unit "silo", norm to which a silo's update of a round is.
+    With unit "silo", the norm to which a silo's update of a round is clipped.
     """
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
     """Probability with which a step draws each record; it replaces training.batch_size."""
@@ -61,7 +61,7 @@ class PrivacyTable(Strict):
     added up exactly (training/clipped_sum.py). The last call may have empty rows.
     """
     unit: Literal["record", "silo"] = "record"
-    """What nobody can tell from its being otherwise: one record, or all that a silo gives."""
+    """What is protected: whether one record is there, or all that a silo gives."""
     noise: Literal["local", "shared"] = "local"
     """Each silo adds all of a step's noise to what it gives ("local"), or a share of it.
 
@@ -107,19 +107,22 @@ class PrivacyTable(Strict):
         return self
 
     def _check_whole_silos(self) -> None:
-        """ValueError for what a whole silo cannot be protected by, or what would do nothing."""
+        """ValueError for a setting that does not protect a whole silo, or does nothing there."""
         where = 'unit = "silo"'
         if not self.shared:
             raise ValueError(
-                f"{where} hides a silo in a sum, which its own noise alone would drown: write noise"
-                ' = "shared"'
+                f"{where} with local noise: each silo would add more noise than all that it gives;"
+                ' write noise = "shared"'
             )
-        if {self.sample_rate, self.local_rate} != {1}:
+        if self.sample_rate != 1:
             raise ValueError(
-                f"{where} with sample_rate = {self.sample_rate:g} and local_rate ="
-                f" {self.local_rate:g}: every silo takes part in every round, trains by"
-                " training.batch_size, and has no local noise; write sample_rate = 1, and leave"
-                " local_rate out"
+                f"{where} with sample_rate = {self.sample_rate:g}: every silo takes part in every"
+                " round, and trains by training.batch_size; write sample_rate = 1"
+            )
+        if self.local_rate != 1:
+            raise ValueError(
+                f"{where} with local_rate = {self.local_rate:g} does nothing: silos train without"
+                " local noise; leave local_rate out"
             )
         if self.metrics_sigma is not None:
             raise ValueError(
@@ -154,7 +157,7 @@ class PrivacyTable(Strict):
 
     @property
     def largest_sigma(self) -> int:
-        """The most noise that a step may have."""
+        """The most that ``sigma`` may be."""
         return MOST_SHARED_SIGMA // self.spread if self.shared else LARGEST_SIGMA
 
     def honest(self, silos: int) -> int:

@@ -139,8 +139,8 @@ class SharedSteps(Method):
             if still := sorted(set(self._summed(round_)) - self._trained(round_)):
                 raise LocalError(
                     f"{where} with method {self.name!r}: round {round_} sums {still[0]!r}, which no"
-                    " step of it trains, so there is no step to sum; choose another model or"
-                    " method"
+                    " step of it trains, so there is no step to sum; of running statistics write"
+                    ' model.buffers = "local", else choose another model or method'
                 )
 
     def _trained(self, round_: int) -> set[str]:
@@ -309,13 +309,13 @@ class SharedSteps(Method):
             combined = self._inner.combine(inner, round_, cohort, results)
             return replace(combined, state={**values, **combined.state})
         steps = results[STEPS]
-        counted = self._counted(round_, cohort, steps)
-        factor = self._table.share_unit / (self._table.sample_rate * counted)
+        divisor = self._divisor(round_, cohort, steps)
+        factor = self._table.share_unit / (self._table.sample_rate * divisor)
         moved: dict[str, Tensor] = {}
         for name in self._summed(round_):
             mean = steps[name].double() * factor
             moved[name] = self._moved(values[VALUES + name], mean, self._lr(round_))
-        weight = torch.tensor(float(counted), dtype=torch.float64)
+        weight = torch.tensor(float(divisor), dtype=torch.float64)
         summed = {
             part.name: {**{spec.name: moved[spec.name] for spec in part.tensors}, WEIGHT: weight}
             for part in means
@@ -327,7 +327,7 @@ class SharedSteps(Method):
         values |= {VALUES + name: value for name, value in moved.items()}
         return replace(combined, state={**values, **combined.state})
 
-    def _counted(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
+    def _divisor(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
         """What the sum of a round is divided by: all silos' records."""
         records = int(steps[RECORDS])
         # A silo says that it has one record at least, so this many have been summed.
@@ -368,7 +368,7 @@ class SharedSteps(Method):
 
 
 class SharedUpdates(SharedSteps):
-    """``inner`` as it is, but that each silo's update is cut to the clip, and sums have noise."""
+    """``inner`` in which silos upload updates, cut to the clip and under shares of the noise."""
 
     weighs = False
 
@@ -378,9 +378,9 @@ class SharedUpdates(SharedSteps):
         given = chain.from_iterable(map(self._inner.up, self._rounds))
         if not self._inner.sums_steps or {part.exchange for part in given} != {Sum("mean")}:
             raise LocalError(
-                f"{where} with method {self.name!r} and its options: something else leaves a silo"
-                " than what it trained from one model, for a mean; write unit ="
-                ' "record", or choose another method'
+                f"{where} with method {self.name!r} and its options: silos upload something else"
+                " than what each trained from one model, for a mean; choose a method that"
+                ' docs/privacy.md lists under "A whole silo", or write unit = "record"'
             )
         self._check_trained(where)
 
@@ -391,7 +391,7 @@ class SharedUpdates(SharedSteps):
     def _check_stages(self, stages: list[Stage]) -> None:
         """Nothing: a silo may train as it will."""
 
-    def _counted(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
+    def _divisor(self, round_: int, cohort: tuple[str, ...], steps: Tensors) -> int:
         """The number of silos: to weigh one by its records would tell of it."""
         return len(cohort)
 

@@ -27,7 +27,7 @@ from ..exchange.delivery import Results
 from ..exchange.parts import Contribution, Tensors
 from ..job.job import Job
 from ..job.privacy import SHARED, round_spends, signed_sigma
-from ..leaks.taint import EXACT, PUBLIC, Taint, paid
+from ..leaks.taint import EXACT, PUBLIC, paid
 from ..method import Method
 from .accountant import PrivateSilo
 from .clipped_sum import ClippedSum
@@ -84,10 +84,13 @@ class WholeRound(ClearRound):
         if self._summed:
             self.facts = replace(self.facts, summed=self._update(state, sorted(self._summed)))
         contributions, _, kept = super().contribute(state)
-        # What a method makes of its share stays here, like all else.
+        # Only the shares themselves have noise: what a method makes of one is held back.
         shares = set(map(id, self.facts.summed.values()))
         taints = {
-            part: {name: self._taint(id(tensor) in shares) for name, tensor in made.tensors.items()}
+            part: {
+                name: self._paid if id(tensor) in shares else EXACT
+                for name, tensor in made.tensors.items()
+            }
             for part, made in contributions.items()
         }
         return contributions, taints, self.keep(kept)
@@ -108,9 +111,6 @@ class WholeRound(ClearRound):
         total.add([move[None] for move in moves])
         shares = total.shares(self._fresh(), self._honest, range(len(names)))
         return dict(zip(names, shares, strict=True))
-
-    def _taint(self, share: bool) -> Taint:
-        return self._paid if share else EXACT
 
     def metrics(
         self, exact: Mapping[str, Contribution]

@@ -92,6 +92,14 @@ def own_round(job, silo="a", random=None, data=None):
     )
 
 
+def published(job):
+    """A last delivery, of zeros."""
+    return {
+        part.name: {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+        for part in job.down(job.length)
+    }
+
+
 def length(numbers):
     """Exactly: the squared norm of integers."""
     return sum(int(number) ** 2 for values in numbers for number in values.flatten())
@@ -179,13 +187,28 @@ def test_a_model_that_came_down_is_public_and_one_that_was_trained_is_not():
     data, account = shards(job)["a"], MemoryAccount(job)
     private = PrivateSilo(account, Told)
     trained = own_round(job).state
-    published = {
-        part.name: {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
-        for part in job.down(job.length)
-    }
-    kept = final_round(job.method(), job, trained, published, *data, "a", private=private).state
+    kept = final_round(
+        job.method(), job, trained, published(job), *data, "a", private=private
+    ).state
     assert set(kept.taints.values()) == {PUBLIC}
     assert account.spendings == []
+
+
+def test_what_the_last_delivery_makes_of_records_is_not_public(monkeypatch):
+    taken = FedAvg.deliver
+
+    def counting(self, state, delivered, facts):
+        return replace(taken(self, state, delivered, facts), extra={"own": facts.class_counts + 0})
+
+    job = whole_job()
+    trained, data = own_round(job).state, shards(job)["a"]
+    monkeypatch.setattr(FedAvg, "deliver", counting)
+    private = PrivateSilo(MemoryAccount(job), Told)
+    kept = final_round(
+        job.method(), job, trained, published(job), *data, "a", private=private
+    ).state
+    assert kept.taints.pop("extra/own") == EXACT
+    assert set(kept.taints.values()) == {PUBLIC}
 
 
 def test_what_a_method_makes_of_its_share_or_gives_beside_it_is_held_back(monkeypatch):
@@ -261,14 +284,14 @@ def test_methods_whose_silos_give_what_they_trained_from_one_model(name):
 def test_all_others_are_refused():
     assert {name for name in METHODS if METHODS[name].sums_steps} == {*ABLE, "pfedsim"}
     for name in ("pfedsim", "fedssa", "fedprox", "local"):
-        with refused("something else leaves a silo than what it trained from one model"):
+        with refused("silos upload something else than what each trained from one model"):
             whole_job(name).method()
 
 
 def test_layers_that_couple_records_are_free_to_but_sums_have_no_running_statistics():
     job = whole_job(model={"norm": "batch"})
     assert set(run(job).scores("delivered")) == set(SILOS)
-    with refused("sums 'extractor.* which no step of it trains"):
+    with refused('sums \'extractor.* which no step of it trains.* model.buffers = "local"'):
         whole_job(model={"norm": "batch", "buffers": "global"}).method()
 
 
@@ -292,10 +315,11 @@ def test_noise_beyond_what_whole_numbers_hold_is_refused():
     assert job_spends(whole_job(), "500")
 
 
-def test_a_method_of_another_package_sums_nothing_that_it_does_not_train(monkeypatch):
+@pytest.mark.parametrize("unit", ["record", "silo"])
+def test_a_method_of_another_package_sums_nothing_that_it_does_not_train(monkeypatch, unit):
     def heads(self, _state, _facts):
         return (self.stage("classifier"),)
 
     monkeypatch.setattr(FedAvg, "stages", heads)
     with refused("sums 'extractor.* which no step of it trains"):
-        whole_job().method()
+        whole_job(privacy={"unit": unit}, training={"epochs": 1, "momentum": 0.0}).method()
