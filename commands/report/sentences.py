@@ -27,8 +27,8 @@ SHARED_OUT = (
     " similarity. "
 )
 SHARES = (
-    "In jobs whose silos share the noise, theirs is this silo's share: what is protected is a sum,"
-    " as long as the other silos add their shares and tell them to nobody. "
+    "The silos of this job share the noise, and what this silo uploaded has its share of it: what"
+    " is protected is a sum, as long as the other silos add their shares and tell them to nobody. "
 )
 NO_COLLUSION = (
     "For padded and rotated messages, this holds unless a silo colludes with the coordinator. "
@@ -154,7 +154,7 @@ def _protected(view: LedgerOverview) -> str:
         f"{number(taints['noised'], 'tensor')} differentially private, {taints['public']:,} public,"
         f" {bare}"
     )
-    noises = {getattr(message.intent.dp, "noise", "none") for message in view.messages}
+    noises = {message.intent.dp.noise for message in view.messages if message.intent.dp}
     return f"The silo's software states: {tensors} (section 8). {SHARES * ('shared' in noises)}"
 
 
