@@ -55,6 +55,16 @@ READ = {  # who reads what leaves in a form that hides it
         " it: then all of it"
     ),
 }
+UNDER_SHARED_NOISE = {  # what becomes of limits.max_step, a bound in a silo's own steps (traps.py)
+    "record": (
+        "; limits.max_step has no effect on what silos sum under shared noise, because no silo"
+        " steps there by itself"
+    ),
+    "silo": (
+        "; the noise of a sum counts, too, and moves a part farther than that if silos are few:"
+        " raise limits.max_step then, or this silo holds such rounds back"
+    ),
+}
 
 
 def check(
@@ -259,12 +269,8 @@ def _looked_at(job: Job, policy: Policy) -> str:
             f"moves a part of the model by more than {limits.max_step:g} of this silo's longest"
             " steps"
         )
-        # The bound is in steps of the silo's own, and it takes none in these parts (traps.py).
-        if job.shares_noise and not job.private.whole_silos:
-            but = (
-                "; limits.max_step has no effect on what silos sum under shared noise, because no"
-                " silo steps there by itself"
-            )
+        if job.shares_noise:
+            but = UNDER_SHARED_NOISE[job.private.unit]
     if limits.max_parallel is not None:
         bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
     # Say it either way: without a bound, the silo would train a model that was made to leak.

@@ -102,9 +102,10 @@ WHAT = {  # what each kind is, and what it can tell those who read it
 
 OF_PART = {  # the same of single parts
     STEPS: (
-        "by how much this silo's records would change each parameter of the model in one step,"
-        " under this silo's share of the noise, and its noisy number of records; whoever reads the"
-        " sum over the silos reads it under all of the noise"
+        "by how much this silo's records would change each parameter of the model in one step, and"
+        " its noisy number of records; in jobs that protect whole silos, how they changed it in a"
+        " round; under this silo's share of the noise; whoever reads the sum over the silos reads"
+        " it under all of the noise"
     ),
     CONFUSION: (
         "test records by class and by the class that the model says; they reveal how many test"
@@ -310,7 +311,9 @@ def _head(jobs: Sequence[Job], limit: str, names: DataSets, *, trust: bool) -> s
             "A delivery may move a part of the model by at most this many of the longest steps of"
             " this silo's own training. A model made to leak records lies farther away. So can an"
             " honest model, if other silos have many times more records: then raise the limit. In"
-            " rounds whose silos share the noise it has no effect."
+            " rounds whose silos share the noise it has no effect, unless the job protects whole"
+            ' silos (unit = "silo"). Then the noise of a sum counts, too, and moves the model'
+            " farther if silos are few: raise the limit, or this silo holds such rounds back."
         ),
         f"max_step = {MAX_STEP}",
         *_comment(

@@ -46,7 +46,8 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
         f"[dataset.{dataset}]",
         *_comment(
             "The unit of protection is one record, such as an image. A person with several records"
-            " is protected less."
+            ' is protected less, but not in jobs with unit = "silo": these protect all records'
+            " together, and fit this budget."
         ),
         'unit = "record"',
         f"epsilon = {min(_together(own, delta), MOST):f}",

@@ -35,6 +35,7 @@ from .noise import STEPS, WHOSE, in_clips, planned
 from .promise import promise
 
 UNSIGNED = "signature not checked (give --roster)"
+TIMES = {"record": "", "silo": " (2 sigma)"}  # the table below has sigma
 BATCH = 64  # records a step that are advised where there are too few
 
 
@@ -129,7 +130,7 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     printer.show(
         f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta ="
         f" {target['delta']} of {WHOSE[document['unit']]}; noise {document['noise_in_clips']} clips"
-        f" per {STEPS[document['unit']]}, {whose}"
+        f"{TIMES[document['unit']]} per {STEPS[document['unit']]}, {whose}"
     )
     printer.show(*(f"{what}: {said}" for what, said in document["promise"].items()))
     columns = (

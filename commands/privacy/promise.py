@@ -12,10 +12,9 @@ ALONE = {4: 85.0}
 LOCAL = {4: 75.0}
 SHARED = {4: 93.0}
 
-
 PROTECTED = {
     "record": "each record of a silo's data set. With it or without it",
-    "silo": "all records of a silo together. With these or any others in their place",
+    "silo": "all records of a silo together. With these, or with any others in their place",
 }
 
 
@@ -49,11 +48,17 @@ def _whom(table: PrivacyTable, silos: int) -> str:
 
 def _expected(table: PrivacyTable) -> str:
     """Of the epsilon measured that is nearest below, or the smallest."""
+    # The figures are of jobs that protect records.
+    if table.whole_silos:
+        return (
+            "a model worse than training alone, unless there are thousands of silos:"
+            ' docs/privacy.md, "A whole silo"'
+        )
     nearest = max(filter(table.epsilon.__ge__, SHARED), default=min(SHARED))
     reached = (SHARED if table.shared else LOCAL)[nearest]
     less = f" (less at {table.epsilon:g})" if table.epsilon < nearest else ""
     return (
         f"on MNIST with ten silos FedAvg reached {reached:.0f} % with"
         f" {table.noise} noise at epsilon {nearest}, training alone {ALONE[nearest]:.0f} %{less}."
-        " Your records decide: docs/private-training.md has more figures, staddle simulate tries"
+        " Your records decide: docs/private-training.md has more figures"
     )

@@ -420,3 +420,22 @@ def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
         )
         assert expected in found[noise]["expect"]
         assert ("(less at 3)" in found[noise]["expect"]) == (nearest > 3)
+
+
+def test_a_plan_says_that_a_whole_silo_is_protected_by_twice_the_noise(tmp_path):
+    path = tmp_path / "whole.toml"
+    assert CliRunner().invoke(app, ["job", "init", str(path), "--blind"]).exit_code == 0
+    text = path.read_text().replace('\n# unit = "record"\n', '\nunit = "silo"\n')
+    path.write_text(text.replace("\nsample_rate = 0.1\n", "\nsample_rate = 1.0\n"))
+    document = json.loads(call("plan", path, "--json").output)
+    assert Decimal(document["noise_in_clips"]) == 2 * Decimal(document["sigma"])
+    assert [row["purpose"] for row in document["releases"]] == ["training-shared"]
+    assert not {"count_sigma", "class_shows_from"} & document.keys()
+    said = " ".join(call("plan", path).output.split())
+    assert "of all that a silo uploads; noise" in said
+    assert f"{document['noise_in_clips']} clips (2 sigma) per update, planned" in said
+    assert "protects: all records of a silo together" in said
+    assert "expect: a model worse than training alone, unless there are thousands" in said
+    assert "counts per class" not in said
+    with refused("no step draws records"):
+        call("plan", path, "--records", "500")
