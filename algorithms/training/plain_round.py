@@ -12,7 +12,7 @@ from torch import Tensor
 from ..course import Course, Facts, SiloState, Stage, Survey, settled
 from ..data.dataset import Dataset
 from ..exchange.delivery import Results
-from ..exchange.parts import Contribution
+from ..exchange.parts import Contribution, Tensors
 from ..leaks.taint import Taint
 from ..method import Method
 from .accountant import ReservedSteps
@@ -21,6 +21,8 @@ from .loop import Modules, Stepper, measure
 ContributionTaints = dict[str, dict[str, Taint]]  # by part and tensor; empty in a plain job
 # contributions by part, their taints, the state that the silo keeps
 Made: TypeAlias = tuple[dict[str, Contribution], ContributionTaints, SiloState]
+# the state before a delivery, and the parts after it
+Judged: TypeAlias = tuple[SiloState, Mapping[str, Tensors]]
 
 
 class Side(Protocol):
@@ -46,6 +48,13 @@ class Side(Protocol):
         """The state after the method's ``deliver`` of a checked delivery.
 
         The caller has checked it against the job's schema.
+        """
+        ...
+
+    def judged(self, held: SiloState, began: Mapping[str, Tensors], delivered: Results) -> Judged:
+        """By what a delivery is judged, which may be made to leak records.
+
+        ``held`` is the silo's state before it, ``began`` the parts after it. Others see a refusal.
         """
         ...
 
@@ -129,6 +138,10 @@ class ClearRound:
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
         """The state after the method's ``deliver``."""
         return self._method.deliver(state, delivered, self.facts)
+
+    def judged(self, held: SiloState, began: Mapping[str, Tensors], delivered: Results) -> Judged:
+        """By what the silo holds and begins from."""
+        return held, began
 
     def evaluated(self, modules: Modules) -> None:
         """Nothing to do."""

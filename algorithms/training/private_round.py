@@ -55,7 +55,7 @@ from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
-from .plain_round import ContributionTaints, Made
+from .plain_round import ContributionTaints, Judged, Made
 
 SURE = 9.0  # no normal number is as many standard deviations below 0: one in 10^19 is
 
@@ -243,6 +243,10 @@ class PrivateRound:
         fresh = deliver(self._method, state, delivered, self.facts, self._known)
         self._taints = dict(fresh.taints)
         return fresh
+
+    def judged(self, held: SiloState, began: Mapping[str, Tensors], delivered: Results) -> Judged:
+        """By what the silo holds and begins from: what came down before, and noised steps."""
+        return held, began
 
     def evaluated(self, modules: Modules) -> None:
         """The model was evaluated as it is now: the test counts take over all its taints.

@@ -136,7 +136,8 @@ def local_round(
     # (security rule 38).
     if caution is not None:
         layers = partial(computed, options=job.model.lora)
-        caution.check(held.steps, held.parts, began, replaced(delivered), round_, layers)
+        known, fresh = side.judged(held, began, delivered)
+        caution.check(known.steps, known.parts, fresh, replaced(delivered), round_, layers)
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)

@@ -18,6 +18,7 @@ more or less may turn a silo's update into any other.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ from ..exchange.parts import Contribution, Tensors
 from ..job.job import Job
 from ..job.privacy import SHARED, round_spends, signed_sigma
 from ..leaks.taint import EXACT, PUBLIC, paid
-from ..method import Method
+from ..method import Method, initial_state
 from .accountant import PrivateSilo
 from .clipped_sum import ClippedSum
 from .loop import never
-from .plain_round import ClearRound, ContributionTaints, Made
+from .plain_round import ClearRound, ContributionTaints, Judged, Made
 from .private_round import NOISELESS, deliver, withheld
 
 
@@ -67,6 +68,20 @@ class WholeRound(ClearRound):
         came = deliver(self._method, state, delivered, self.facts, EXACT)
         self._came = dict(came.parts)
         return came
+
+    def judged(self, held: SiloState, began: Mapping[str, Tensors], delivered: Results) -> Judged:
+        """By what came down and what all silos began from, and by no steps.
+
+        What a silo trained has no noise, and others see a refusal.
+        """
+        first = initial_state(self._method, self.facts.silo)
+        parts = dict(first.parts)
+        for name, value in chain.from_iterable(map(Mapping.items, delivered.values())):
+            part, _, leaf = name.partition(".")
+            # Such as a count, which names no part, or a tensor that no layer has.
+            if leaf in parts.get(part, {}):
+                parts[part] = {**parts[part], leaf: value}
+        return first, parts
 
     def stages(self, state: SiloState) -> Course:
         """The method's course for this round."""

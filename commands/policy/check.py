@@ -61,8 +61,8 @@ UNDER_SHARED_NOISE = {  # what becomes of limits.max_step, a bound in a silo's o
         " steps there by itself"
     ),
     "silo": (
-        "; the noise of a sum counts, too, and moves a part farther than that if silos are few:"
-        " raise limits.max_step then, or this silo holds such rounds back"
+        "; limits.max_step has no effect on what silos sum under shared noise, because a refusal"
+        " would tell of the silo's own steps, which have no noise"
     ),
 }
 

@@ -1,5 +1,6 @@
 """Rounds that protect whole silos, against plain training and the updates that come of it."""
 
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -17,6 +18,7 @@ from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.job.privacy import SHARED, Spend, job_spends, round_spends
 from staddle.algorithms.job.shared_steps import STEPS, SharedUpdates
 from staddle.algorithms.leaks.taint import EXACT, PUBLIC, paid
+from staddle.algorithms.leaks.traps import Caution, TrapError
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
@@ -323,3 +325,68 @@ def test_a_method_of_another_package_sums_nothing_that_it_does_not_train(monkeyp
     monkeypatch.setattr(FedAvg, "stages", heads)
     with refused("sums 'extractor.* which no step of it trains"):
         whole_job(privacy={"unit": unit}, training={"epochs": 1, "momentum": 0.0}).method()
+
+
+def after_a_round(job, train):
+    """The state of silo a after the first round on these records, with how far it stepped."""
+    method, private = job.method(), PrivateSilo(MemoryAccount(job), Told)
+    data, began = (train, make_data(5)), initial_state(method, "a")
+    return local_round(
+        method, job, began, 0, {}, *data, "a", private=private, caution=Caution()
+    ).state
+
+
+def takes(job, state, delivered, caution):
+    """Whether a silo trains on a delivery of the second round."""
+    method, private = job.method(), PrivateSilo(MemoryAccount(job), Told)
+    with suppress(TrapError):
+        local_round(
+            method, job, state, 1, delivered, *shards(job)["a"], "a", private=private,
+            caution=caution,
+        )  # fmt: skip
+        return True
+    return False
+
+
+def moved_down(job, by=0.0):
+    """A delivery of the initial model with this added to each number."""
+    began = initial_state(job.method(), "a").parts
+    return {
+        part.name: {
+            spec.name: began[spec.name.partition(".")[0]][spec.name.partition(".")[2]] + by
+            for spec in part.tensors
+        }
+        for part in job.down(1)
+    }
+
+
+def test_no_refusal_of_a_delivery_tells_how_far_a_silo_steps():
+    job, caution = whole_job(), Caution(max_step=3.0)
+    states = [after_a_round(job, make_data(n, 1)) for n in (5, 80)]
+    few, many = (state.steps.longest["extractor"] for state in states)
+    assert 0 < few < many / 2
+    for by in (1e-3, 0.03, 1.0, 100.0):
+        assert [takes(job, state, moved_down(job, by), caution) for state in states] == [True] * 2
+
+
+@pytest.mark.parametrize("method", ["fedavg", "lg-fedavg"])
+def test_no_refusal_of_a_delivery_tells_of_rows_that_a_silo_trained(method):
+    job, caution = whole_job(method), Caution(max_parallel=2)
+    state = after_a_round(job, shards(job)["a"][0])
+    alike = {
+        part: {name: _rows_alike(value) for name, value in tensors.items()}
+        for part, tensors in state.parts.items()
+    }
+    same = {part: dict(tensors) for part, tensors in moved_down(job).items()}
+    trap = {
+        part: {name: _rows_alike(value) for name, value in tensors.items()}
+        for part, tensors in same.items()
+    }
+    for parts in (state.parts, alike):
+        own = replace(state, parts=parts)
+        assert takes(job, own, same, caution)
+        assert not takes(job, own, trap, caution)
+
+
+def _rows_alike(value):
+    return value[:1].expand_as(value).clone() if value.ndim > 1 else value

@@ -251,13 +251,27 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     assert json.loads(check("private", "--json", drafted=True))["reasons"] == []
 
 
-def test_a_job_whose_silos_share_noise_says_which_bound_has_no_effect(federation, check):
-    document = job("sharing", "fedavg", silos=list("abcd")) | {"min_cohort": 3}
+@pytest.mark.parametrize(
+    ("name", "privacy", "why"),
+    [
+        ("sharing", {}, "no silo steps there by itself"),
+        (
+            "whole",
+            {"unit": "silo", "sample_rate": 1.0, "epsilon": 500.0},
+            "a refusal would tell of the silo's own steps, which have no noise",
+        ),
+    ],
+)
+def test_a_job_whose_silos_share_noise_says_which_bound_has_no_effect(
+    federation, check, name, privacy, why
+):
+    document = job(name, "fedavg", silos=list("abcd")) | {"min_cohort": 3}
     document["security"] = {"secure_aggregation": "required"}
-    document["privacy"] = PRIVACY | {"noise": "shared"}
+    document["privacy"] = PRIVACY | {"noise": "shared"} | privacy
     local_federation.sign_job(federation, document)
-    said = " ".join(check("sharing", drafted=True).split())
-    assert "limits.max_step has no effect on what silos sum under shared noise" in said
+    said = " ".join(check(name, drafted=True).split())
+    lacks = "limits.max_step has no effect on what silos sum under shared noise, because"
+    assert f"{lacks} {why}" in said
     assert "has no effect" not in check("one")
 
 
