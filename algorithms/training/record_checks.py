@@ -179,12 +179,6 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
     In a plain job that declares class counts, the shares of classes may differ from these by at
     most ``LARGEST_MISS``.
     """
-    if len(train) < 2 and batch_coupled(job.method().modules(silo)):
-        raise LocalError(
-            f"{where}: {len(train)} training record, too few for batch norm; add records, or have"
-            " the operator choose another model.norm"
-        )
-
     method = job.method()
     if isinstance(train.x, LazyRecords) and any(
         method.effort(round_).whole for round_ in range(job.length)
@@ -197,6 +191,11 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
     # In a private job an answer that depends on the number of records would be a release.
     if job.privacy is not None:
         return
+    if len(train) < 2 and batch_coupled(method.modules(silo)):
+        raise LocalError(
+            f"{where}: {len(train)} training record, too few for batch norm; add records, or have"
+            " the operator choose another model.norm"
+        )
     fault = _declared_fault(job.security.class_counts.get(silo, ()), train)
     if fault:
         raise LocalError(f"{where}: {fault}")

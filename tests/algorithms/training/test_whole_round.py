@@ -22,6 +22,7 @@ from staddle.algorithms.leaks.traps import Caution, TrapError
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.algorithms.training.record_checks import check_training
 from staddle.algorithms.training.silo_round import final_round, local_round
 from staddle.security.blind.plan import simulated
 
@@ -288,6 +289,15 @@ def test_all_others_are_refused():
     for name in ("pfedsim", "fedssa", "fedprox", "local"):
         with refused("silos upload something else than what each trained from one model"):
             whole_job(name).method()
+
+
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_silo_takes_part_whether_it_has_one_record_or_two(records):
+    job = whole_job(model={"norm": "batch"})
+    train = make_data(records, 5)
+    check_training(job, train, "a", "here")
+    outcome = own_round(job, data=(train, make_data(4)))
+    assert length(outcome.contributions[STEPS].tensors.values()) > 0
 
 
 def test_layers_that_couple_records_are_free_to_but_sums_have_no_running_statistics():
