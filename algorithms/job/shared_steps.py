@@ -274,7 +274,8 @@ class SharedSteps(Method):
         self, state: SiloState, facts: Facts
     ) -> Mapping[str, Contribution] | ContributionsAndState:
         """The sums of this silo's step with its share of the noise, and its number of records."""
-        made = self._inner.contribute(state, facts)
+        # A method that wrote to its share would give something else under the share's taint.
+        made = self._inner.contribute(state, replace(facts, summed={}))
         summed = self._summed(facts.round)
         if not summed:
             return made

@@ -225,24 +225,31 @@ def assert_equal(some, others):
     assert all(torch.equal(value, others[name]) for name, value in some.items())
 
 
-def test_what_a_method_makes_of_its_share_stays_at_the_silo(monkeypatch):
-    """A method that kept it could give it away in a later round, where nobody else's noise is."""
-    given = FedAvg.contribute
+@pytest.mark.parametrize("unit", ["record", "silo"])
+def test_a_method_gets_no_share_that_it_could_write_to_or_keep(monkeypatch, unit):
+    """One that kept it could give it away in a later round, where nobody else's noise is."""
+    given, seen = FedAvg.contribute, []
 
-    def keeping(self, state, facts):
-        (name, *_) = facts.summed
-        extra = {"own": facts.summed[name] + 1}
-        return ContributionsAndState(given(self, state, facts), replace(state, extra=extra))
+    def looking(self, state, facts):
+        seen.append(dict(facts.summed))
+        return given(self, state, facts)
 
-    monkeypatch.setattr(FedAvg, "contribute", keeping)
-    final = run(shared_job()).states["a"]
-    assert final.taints["extra/own"].exact
-    given_away = SharedSteps.contribute
+    monkeypatch.setattr(FedAvg, "contribute", looking)
+    run(shared_job(privacy={"unit": unit, "sample_rate": 1.0}))
+    assert seen
+    assert not any(seen)
+
+
+def test_what_is_made_of_a_share_stays_at_the_silo(monkeypatch):
+    given = SharedSteps.contribute
 
     def changed(self, state, facts):
-        made = given_away(self, state, facts)
-        tensors = {name: value + 0 for name, value in made.contributions[STEPS].tensors.items()}
-        return {STEPS: Contribution(tensors)}
+        tensors = {
+            name: value + 0 for name, value in given(self, state, facts)[STEPS].tensors.items()
+        }
+        extra = {"own": next(iter(facts.summed.values())) + 1}
+        made = {STEPS: Contribution(tensors)}
+        return ContributionsAndState(made, replace(state, extra=extra))
 
     monkeypatch.setattr(SharedSteps, "contribute", changed)
     job = shared_job()
@@ -250,9 +257,9 @@ def test_what_a_method_makes_of_its_share_stays_at_the_silo(monkeypatch):
     private = PrivateSilo(MemoryAccount(job), Told)
     began = initial_state(job.method(), "a")
     outcome = local_round(job.method(), job, began, 0, {}, train, test, "a", private=private)
-    assert {taint.exact for name, taint in outcome.taints[STEPS].items() if name != RECORDS} == {
-        True
-    }
+    taints = outcome.taints[STEPS]
+    assert {taint.exact for name, taint in taints.items() if name != RECORDS} == {True}
+    assert outcome.state.taints["extra/own"].exact
 
 
 def test_a_round_costs_one_step():
