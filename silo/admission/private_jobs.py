@@ -11,6 +11,7 @@ from decimal import Decimal
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
 from ...algorithms.job.privacy_table import PrivacyTable
+from ...algorithms.job.shared_steps import STEPS
 from ...algorithms.training.accountant import PrivateSilo
 from ...errors import LocalError
 from ...security.dp.noise import Randomness
@@ -83,6 +84,8 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
 
     # (5) Its owner says whose noise may protect the records.
     yield from _noise_objections(table, asked, named)
+    # (6) Nothing that a share of the noise alone hides is seen by others.
+    yield from _norm_objections(job, policy)
 
 
 def _noise_objections(table: PrivacyTable, asked: BudgetTable, named: str) -> Iterator[str]:
@@ -102,6 +105,22 @@ def _noise_objections(table: PrivacyTable, asked: BudgetTable, named: str) -> It
             f" dishonest = {asked.dishonest}; have the job signed with a higher"
             " privacy.dishonest"
         )
+
+
+def _norm_objections(job: Job, policy: Policy) -> Iterator[str]:
+    """Objections to bounds on what leaves under a share of the noise.
+
+    Others see whether an upload is held back, and so would see how long it is without their shares.
+    """
+    parts = job.shares_noise * (STEPS, *(part.name for part in job.counted_parts))
+    for part in parts:
+        most = getattr(policy.rule(job.method_name, part), "max_norm", None)
+        if most is not None:
+            yield (
+                f"its part {part!r} leaves under a share of the noise, and this silo's policy has"
+                f" max_norm = {most:g} for it: whether an upload is held back would tell of the"
+                " records; take max_norm out of the part's rule"
+            )
 
 
 def check_room(job: Job, budget: DatasetBudget | None) -> None:

@@ -697,6 +697,18 @@ def test_4_a_policy_says_whose_noise_may_protect_its_records(ask, refused, priva
     assert ask(**agreed).job.private.shared
 
 
+@pytest.mark.parametrize("part", ["steps", "metrics"])
+def test_4_no_bound_on_a_norm_tells_of_what_a_share_of_the_noise_hides(
+    ask, refused, private, made, part
+):
+    asked = private(table={"noise": '"shared"'}, **SHARED)
+    assert ask(**asked).job.private.shared
+    rule = f'name = "fedavg-{part}"'
+    bounded = asked["policy"].text.replace(rule, f"{rule}\nmax_norm = 1e9")
+    why = refused("POLICY", signed=asked["signed"], policy=made.parsed(bounded))
+    assert f"its part '{part}' leaves under a share of the noise" in why
+
+
 def test_4_a_plain_job_on_a_data_set_that_must_be_paid_for_is_declined(ask, refused, made):
     job = made.jobs["simple"]
     why = refused("POLICY", policy=policy_for(made, job, required="true"))
