@@ -46,14 +46,17 @@ def _whom(table: PrivacyTable, silos: int) -> str:
     )
 
 
+WHOLE_SILOS = (
+    "a shared model that is worse than training alone, unless there are thousands of silos, more"
+    " than a blind job can have today: docs/privacy.md, A whole silo; staddle simulate tries"
+)
+
+
 def _expected(table: PrivacyTable) -> str:
     """Of the epsilon measured that is nearest below, or the smallest."""
-    # The figures are of jobs that protect records.
+    # The figures are of records.
     if table.whole_silos:
-        return (
-            "a model worse than training alone, unless there are thousands of silos:"
-            ' docs/privacy.md, "A whole silo"'
-        )
+        return WHOLE_SILOS
     nearest = max(filter(table.epsilon.__ge__, SHARED), default=min(SHARED))
     reached = (SHARED if table.shared else LOCAL)[nearest]
     less = f" (less at {table.epsilon:g})" if table.epsilon < nearest else ""
