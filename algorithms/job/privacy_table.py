@@ -61,7 +61,7 @@ class PrivacyTable(Strict):
     added up exactly (training/clipped_sum.py). The last call may have empty rows.
     """
     unit: Literal["record", "silo"] = "record"
-    """What is protected: whether one record is there, or all that a silo gives."""
+    """What is protected: whether one record is there, or all that a silo uploads."""
     noise: Literal["local", "shared"] = "local"
     """Each silo adds all of a step's noise to what it gives ("local"), or a share of it.
 
@@ -111,7 +111,7 @@ class PrivacyTable(Strict):
         where = 'unit = "silo"'
         if not self.shared:
             raise ValueError(
-                f"{where} with local noise: each silo would add more noise than all that it gives;"
+                f"{where} with local noise: each silo would add more than all that it uploads;"
                 ' write noise = "shared"'
             )
         if self.sample_rate != 1:
@@ -132,7 +132,7 @@ class PrivacyTable(Strict):
 
     @property
     def whole_silos(self) -> bool:
-        """True if what is protected is all that a silo gives, not single records."""
+        """True if what is protected is all that a silo uploads, not single records."""
         return self.unit == "silo"
 
     @property

@@ -27,7 +27,7 @@ together, so one record moves everything that a step releases by one clip at mos
 Rounds in which the method gives no weighted mean, such as pFedSim's of its second phase, are as the
 method has them, with local noise.
 
-With ``unit = "silo"`` what is protected is all that a silo gives, not a record
+With ``unit = "silo"`` what is protected is all that a silo uploads, not a record
 (``SharedUpdates``). A silo trains without noise, for as many epochs as the job says, from θ to θ_i,
 and y_r above is one vector, θ_i - θ. It is cut to the same clip, and θ moves by the silos' mean,
 each of the n counting alike (McMahan, Ramage, Talwar, Zhang, "Learning differentially private

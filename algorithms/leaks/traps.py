@@ -117,8 +117,8 @@ class Caution:
             f" {moved / (step * rounds):.1f} times the longest step of this silo's own"
             f" training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. A model"
             " that is made to leak records lies so far away. So may an honest one, where"
-            " other silos have many times more records, or a sum of few silos has much noise. Look"
-            " into it, and raise max_step if the model is honest"
+            " other silos have many times more records. Look into it, and raise max_step"
+            " if the model is honest"
         )
 
     def check_rows(

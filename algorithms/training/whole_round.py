@@ -1,9 +1,9 @@
 """A silo's round of a job that protects whole silos: it trains freely, and gives a clipped update.
 
-What is protected is all that a silo gives in the job (``privacy.unit = "silo"``,
-job/shared_steps.py). So nothing that stays has noise. Of what is summed, the silo takes the
-difference between what it trained and what came down, all of it together cut to the clip, and adds
-its share of the noise: to the sum of that round it is what a record is to the sum of a step. But a
+What is protected is all that a silo uploads in the job (``privacy.unit = "silo"``,
+job/shared_steps.py). So nothing that stays has noise. From what is summed, as it was trained, the
+silo subtracts what came down, cuts the difference to the clip, all of it together, and adds its
+share of the noise: to the sum of that round it is what a record is to the sum of a step. But a
 silo cannot be missing from a sum as a record can. It gives another update instead, which lies up to
 two clips away, so there is twice the noise for the same cost. This covers each record as well: one
 more or less may turn a silo's update into any other.

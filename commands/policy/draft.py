@@ -311,9 +311,7 @@ def _head(jobs: Sequence[Job], limit: str, names: DataSets, *, trust: bool) -> s
             "A delivery may move a part of the model by at most this many of the longest steps of"
             " this silo's own training. A model made to leak records lies farther away. So can an"
             " honest model, if other silos have many times more records: then raise the limit. In"
-            " rounds whose silos share the noise it has no effect, unless the job protects whole"
-            ' silos (unit = "silo"). Then the noise of a sum counts, too, and moves the model'
-            " farther if silos are few: raise the limit, or this silo holds such rounds back."
+            " rounds whose silos share the noise it has no effect."
         ),
         f"max_step = {MAX_STEP}",
         *_comment(

@@ -275,19 +275,6 @@ def test_a_job_whose_silos_share_noise_says_which_bound_has_no_effect(
     assert "has no effect" not in check("one")
 
 
-def test_a_job_that_protects_whole_silos_says_which_bound_counts_the_noise(federation, check):
-    document = job("silos", "fedavg", silos=list("abcd")) | {"min_cohort": 3}
-    document["security"] = {"secure_aggregation": "required"}
-    document["privacy"] = PRIVACY | {"noise": "shared", "unit": "silo", "sample_rate": 1.0}
-    local_federation.sign_job(federation, document)
-    said = " ".join(check("silos", drafted=True).split())
-    assert (
-        "the noise of a sum counts, too, and moves a part farther than that if silos are few"
-        in said
-    )
-    assert "has no effect" not in said
-
-
 def test_a_job_in_the_clear_is_declined_where_sums_have_to_be_blind(check):
     own = [("[control]", "[secure_aggregation]\nrequired = true\n[control]")]
     flowing = " ".join(check("one", replace=own, code=1).split())
