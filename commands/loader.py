@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, str] = {
     "silo init": "console.examples:silo",
     "silo check": "silo.agent:check",
     "silo run": "silo.agent:run",
+    "silo new-split": "silo.agent:new_split",
     "policy init": "console.examples:policy",
     "policy new": "policy.draft:new",
     "policy check": "policy.check:check",

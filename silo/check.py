@@ -28,8 +28,6 @@ from ..security import preflight
 from ..security.dp.rdp import shown
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
-from ..security.ledger import messages
-from ..security.ledger.audit import LEDGER
 from ..security.ledger.records import SumSigned
 from ..security.policy import policy as policies
 from ..security.policy.file import BudgetTable as DatasetTable
@@ -43,7 +41,7 @@ from .admission.private_jobs import advice
 from .admission.signed_sets import objection_to
 from .admission.start_weights import WeightsNeededError, start_objection
 from .config import SiloConfig
-from .job_folder import JobFolder, check_same_records, split_key
+from .job_folder import JobFolder, check_same_records, kept_split_key, recorded
 
 # of a job: after the last round, after the one before that counted, and the model in the end
 STATES = 3
@@ -63,6 +61,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     policy = report.look("policy", partial(_policy, config))
     for name in config.sources:
         report.look("data", partial(config.naming(name)(_data), config, name))
+    report.look("split", partial(_split, config))
     for own in config.weights:
         report.look("weights", partial(_weights, own))
     report.look(
@@ -179,9 +178,9 @@ def _job(
     """The agent's answer, were this job offered now; LocalError where it would decline."""
     # The checks are the agent's own, so that both say the same.
     signed = read_bytes(path)
-    kept = config.directory / "split.key"
+    kept = kept_split_key(config.directory)
     # the agent draws its own
-    key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)
+    key = kept or secrets.token_bytes(32)
     try:
         admitted = admit(signed, keys.entry.id, roster, policy, config, key)
         job, said = admitted.job, ""
@@ -197,9 +196,9 @@ def _job(
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     own = policy.on(job.dataset)
-    why = objection_to(job, keys.entry.id, _signed(config), roster, own) or start_objection(
-        job, config.directory / "jobs", policy
-    )
+    signed_sums = recorded(config.directory, SumSigned)
+    why = objection_to(job, keys.entry.id, signed_sums, roster, own)
+    why = why or start_objection(job, config.directory / "jobs", policy)
     if why:
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
@@ -214,7 +213,7 @@ def _job(
         return job, said
     on = f" of data set {job.dataset!r}" if job.dataset else ""
     counts = f"{len(admitted.train)} records{on} to train on, {len(admitted.test)} to test on"
-    if not kept.exists():
+    if kept is None:
         # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"
     ranges = range_advice(job, admitted.train, admitted.test)
@@ -230,13 +229,11 @@ def _would_download(path: Path, needed: WeightsNeededError) -> str:
     )
 
 
-def _signed(config: SiloConfig) -> list[SumSigned]:
-    """The sets of silos with whose sums this silo agreed, by its ledger."""
-    ledger = config.directory / LEDGER
-    # The agent makes it at its first start.
-    if not ledger.is_dir():
-        return []
-    return [record for _, record in messages.of_type(ledger, SumSigned)]
+def _split(config: SiloConfig) -> tuple[bool, str]:
+    """The secret of the split is there, or no job was accepted yet."""
+    known = kept_split_key(config.directory) is not None
+    said = "holds" if known else "none yet; it is drawn when the first job is offered"
+    return True, f"{config.directory / 'split.key'}: {said}"
 
 
 def footprint(job: Job, silo: str) -> int:

@@ -30,7 +30,7 @@ from .config import SiloConfig
 from .egress.gate import Gate
 from .egress.session import open_client
 from .egress.witness import HEADS, Witness
-from .job_folder import check_same_records
+from .job_folder import check_same_records, kept_split_key
 
 
 async def serve(config: SiloConfig) -> None:
@@ -73,6 +73,7 @@ async def serve(config: SiloConfig) -> None:
         # An older ledger put back would make this silo forget which sums it signed.
         check_remembered(config.directory / "jobs", ledger)
         check_same_records(config.directory / "jobs", config.names)
+        kept_split_key(config.directory)  # lost, it is said now and not when a job is offered
 
         # The ledger says under which policy everything behind this record left.
         software = f"staddle {version('staddle')}"

@@ -57,6 +57,11 @@ from ..files.documents import (
     write_atomic,
     write_new,
 )
+from ..security.faults import check_local
+from ..security.ledger import messages
+from ..security.ledger.audit import LEDGER
+from ..security.ledger.messages import RecordT
+from ..security.ledger.records import JobAccept
 from ..security.policy.data_sets import DataSets
 from .parts import contributions
 from .parts.contributions import Contributions
@@ -340,18 +345,57 @@ def _digest(report: Mapping[str, Any]) -> str:
 def split_key(directory: Path) -> bytes:
     """The secret that assigns records to training and test; made once, never sent.
 
-    LocalError if the disk changed it: with another key, records that were trained on would be
-    tested on.
+    LocalError if the disk changed it, or it is gone: with another key, records that were trained on
+    would be tested on.
+    """
+    return kept_split_key(directory) or new_split_key(directory)
+
+
+def kept_split_key(directory: Path) -> bytes | None:
+    """The secret of the split, or None where no job was accepted yet; LocalError as ``split_key``.
+
+    A silo that accepted a job had one: it is written before the answer.
     """
     path = directory / "split.key"
     if not path.exists():
-        write_new(path, checked_file.to_bytes(secrets.token_bytes(32)))
+        check_local(
+            not _accepted_before(directory),
+            f"{path}: missing, and this silo has accepted jobs with it: it decides which records"
+            " are trained on and which are tested. Restore it from a backup of this folder; it"
+            " never changes, so any backup will do. If there is none, staddle silo new-split"
+            " --config FILE draws a new split. Records that were trained on may then be tested on,"
+            " and the scores of models that saw them are too good",
+        )
+        return None
     kept = read_bytes(path)
     if len(kept) not in (32, 64):  # an earlier release wrote no digest behind it
         raise LocalError(
-            f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split"
+            f"{path}: {len(kept)} bytes, not 64; restore it from a backup of this folder. If there"
+            " is none, move it away and start again: the agent says what to do"
         )
     return kept if len(kept) == 32 else checked_file.read_bytes(path)
+
+
+def new_split_key(directory: Path) -> bytes:
+    """Draw another secret, and with it another split; LocalError where there is one."""
+    key = secrets.token_bytes(32)
+    write_new(directory / "split.key", checked_file.to_bytes(key))
+    return key
+
+
+def _accepted_before(directory: Path) -> bool:
+    """Whether this silo ever accepted a job, by the folders of its jobs or by its ledger."""
+    # Either may have been moved away, as after the loss of a log key.
+    folders = directory.glob("jobs/*/job.json")
+    return any(folders) or any(recorded(directory, JobAccept))
+
+
+def recorded(directory: Path, kind: type[RecordT]) -> list[RecordT]:
+    """All records of a type in the silo's ledger; none before its first start."""
+    ledger = directory / LEDGER
+    if not ledger.is_dir():
+        return []
+    return [record for _, record in messages.of_type(ledger, kind)]
 
 
 def check_same_records(jobs: Path, names: DataSets) -> None:

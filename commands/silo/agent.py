@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from ... import log
+from ...security.log.lock import locked
 from ...silo import config as configs
 from ...silo.check import check as checked
 from ...silo.daemon import serve
-from ..console import output
+from ...silo.job_folder import new_split_key
+from ..console import output, printer
 
 
 def check(
@@ -21,7 +23,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Try keys, roster, clock, policy, data, ledger, disk and the way to the coordinator.
+    """Try keys, roster, clock, policy, data, split, ledger, disk and the way to the coordinator.
 
     Exit code 1 if one fails.
 
@@ -41,3 +43,21 @@ def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> 
     loaded = configs.load(config)
     log.setup(loaded.log)
     asyncio.run(serve(loaded))
+
+
+def new_split(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:
+    """Draw again which records are trained on, where state/split.key is lost for good.
+
+    Only where no backup has the key. Records that earlier jobs trained on may be tested on from now
+    on: scores of jobs that still run, and of models that begin with this silo's own weights, are
+    too good. Privacy budgets are unaffected. The agent must not run.
+    """
+    directory = configs.load(config).directory
+    # A running agent knows the old split.
+    with locked(directory):
+        new_split_key(directory)
+    printer.show(
+        f"{directory / 'split.key'}: a new split. Records that were trained on may be tested on"
+        " from now on: do not compare scores with those of before, and have jobs that still run"
+        " signed again under a new name. Back up this folder"
+    )

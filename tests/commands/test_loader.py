@@ -59,7 +59,7 @@ def test_the_line_of_help_is_the_one_of_the_function(path):
 def test_every_group_has_commands_and_every_command_its_group():
     of_two = {path.split()[0] for path in COMMANDS if " " in path}
     assert of_two - {path for path in COMMANDS if " " not in path} == GROUPS.keys()
-    assert list(LazyGroup(name="silo").commands) == ["init", "check", "run"]
+    assert list(LazyGroup(name="silo").commands) == ["init", "check", "run", "new-split"]
     assert (
         LazyGroup(name="").commands.keys()
         == {path for path in COMMANDS if " " not in path} | GROUPS.keys()

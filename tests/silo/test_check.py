@@ -14,6 +14,7 @@ from support.ledgers import first, write_privacy_head, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
 from support.saved_sets import images, label, png, save
 from support.signed_federation import job_document
+from support.split_keys import fix_split
 from support.start_weights import save_start, start_table
 from typer.testing import CliRunner
 
@@ -36,7 +37,8 @@ from staddle.silo.job_folder import JobFolder
 
 from .conftest import SILOS, records
 
-NAMES = ["configuration", "keys", "roster", "member", "clock", "policy", "data", "ledger", "disk"]
+NAMES = ["configuration", "keys", "roster", "member", "clock", "policy", "data"]
+NAMES += ["split", "ledger", "disk"]
 WAY = ["reach", "handshake", "health"]
 
 
@@ -85,6 +87,18 @@ def test_all_that_is_as_it_should_be(federation, config):
     assert found["job"].endswith(" to test on: which ones is drawn at the first start")
     assert not (federation.state("silo-a") / "split.key").exists()
     assert list(federation.state("silo-a").iterdir()) == []  # nothing was changed
+
+
+def test_a_lost_key_of_the_split_is_said_and_where_its_backup_goes(federation, look, config):
+    state, job = federation.state("silo-a"), federation.folder / "jobs" / "simple.json"
+    assert "none yet; it is drawn when the first job is offered" in texts_of(config)["split"]
+    JobFolder(state / "jobs" / "earlier").accept(b"{}", "data")
+    found = look(job)
+    assert f"{state / 'split.key'}: missing, and this silo has accepted jobs" in found["split"]
+    assert "Restore it from a backup" in found["job"]
+    assert not (state / "split.key").exists()
+    fix_split(state, "silo-a")
+    assert "split.key: holds" in texts_of(config)["split"]
 
 
 def test_a_gpu_that_is_not_there_is_told(config):
@@ -327,6 +341,7 @@ def test_a_job_that_was_accepted_or_run_here(federation, look, config):
     signed = federation.folder / "jobs" / "simple.json"
     folder = federation.state("silo-a") / "jobs" / "simple"
     folder.mkdir(parents=True)
+    fix_split(federation.state("silo-a"), "silo-a")
     (folder / "job.json").write_bytes(signed.read_bytes())
     (folder / "state-2.safetensors").touch()
     texts = texts_of(config, [signed])
@@ -465,8 +480,8 @@ def test_the_command_numbers_its_lines_and_ends_with_1(config):
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0].startswith(" 1  ok    configuration")
-    assert any(line.startswith("10  FAIL  reach ") for line in lines)
-    assert lines[-1] == "3 of 12 failed"
+    assert any(line.startswith("11  FAIL  reach ") for line in lines)
+    assert lines[-1] == "3 of 13 failed"
     result = CliRunner().invoke(app, ["silo", "check", "--json", "--config", str(config)])
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)

@@ -9,11 +9,13 @@ import torch
 from support.ledgers import stored, write_privacy_head
 from support.private_jobs import dataset
 from support.refusals import refused
+from typer.testing import CliRunner
 
 from staddle import log
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
+from staddle.commands.main import app
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
@@ -145,12 +147,18 @@ def test_what_was_spent_under_a_name_is_not_forgotten_by_another_for_its_records
     assert serve.budgets == []
 
 
-def test_a_silo_does_not_start_where_a_running_job_would_go_over_to_other_records(config, serve):
+def test_a_silo_does_not_start_on_other_records_or_another_split(config, serve):
     folder = JobFolder(config.directory / "jobs" / "running")
     folder.accept(b'{"document":{"name":"running"}}', "heart")
     with refused("running: this job began on data set 'heart', .* it would go over to 'data'"):
         serve()
     folder.accept(b'{"document":{"name":"running"}}', "data")
+    with refused("split.key: missing, and this silo has accepted jobs .* staddle silo new-split"):
+        serve()
+    asked = ["silo", "new-split", "--config", str(config.directory.parent / "silo.toml")]
+    found = CliRunner().invoke(app, asked)
+    assert (found.exit_code, "Records that were trained on may be" in found.output) == (0, True)
+    assert CliRunner().invoke(app, asked).exit_code == 1  # there is a key
     assert serve()
 
 

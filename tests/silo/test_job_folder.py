@@ -4,6 +4,7 @@ from hashlib import sha256
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.counted import counts
 from support.refusals import refused
 
@@ -11,8 +12,16 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.records import JobAccept, JobDecline
 from staddle.security.policy.data_sets import DataSets
-from staddle.silo.job_folder import JobFolder, check_same_records, split_key
+from staddle.silo.job_folder import (
+    JobFolder,
+    check_same_records,
+    kept_split_key,
+    new_split_key,
+    split_key,
+)
 from staddle.silo.parts.contributions import Contributions
 
 
@@ -296,6 +305,34 @@ def test_the_split_key_is_made_once_and_is_secret(tmp_path):
     assert stat.S_IMODE((tmp_path / "split.key").stat().st_mode) == 0o600
     (tmp_path / "other").mkdir()
     assert split_key(tmp_path / "other") != key
+
+
+def test_a_lost_split_key_is_not_silently_made_anew(folder):
+    """Its job's folder says that there was one; with another key training records become tests."""
+    silo = folder.path.parent.parent
+    with refused("split.key: missing, and this silo has accepted jobs .* Restore it from a backup"):
+        split_key(silo)
+    assert not (silo / "split.key").exists()
+    folder.fail()  # what it trained, it trained
+    with refused("staddle silo new-split"):
+        kept_split_key(silo)
+    key = new_split_key(silo)
+    assert key == split_key(silo) == kept_split_key(silo)
+    with refused("split.key: exists already"):
+        new_split_key(silo)
+    assert split_key(silo) == key
+
+
+def test_a_ledger_alone_says_that_there_was_a_split_key(tmp_path):
+    (tmp_path / "ledger").mkdir()
+    signer = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with Ledger.open(tmp_path / "ledger", "silo-a", "local", signer) as ledger:
+        about = {"job_digest": "ab" * 32, "signer": "operator"}
+        ledger.append(JobDecline(job="declined", reasons=("no",), **about))
+        assert kept_split_key(tmp_path) is None
+        ledger.append(JobAccept(job="accepted", **about))
+    with refused("split.key: missing, and this silo has accepted jobs"):
+        split_key(tmp_path)
 
 
 def test_a_split_key_of_an_earlier_release_is_read(tmp_path):
