@@ -1402,11 +1402,20 @@ class VerifiedRoster:
         least = max(least or len(founders), self.threshold)
         if founders and len(pinned) < least:
             raise FaultError(
-                f"is signed by {names or 'none'} of the founders named here; {least} must"
+                f"is signed by {names or 'none'} of the founders named here; {least} must. Compare"
+                " --founder with what the founders say by telephone. If it is mistyped, correct it;"
+                f" if not, this roster is not theirs. In it {self._founders()}"
             )
         if not pinned:
             return "NOTHING VOUCHES FOR IT: no --founder was named"
         return f"signed by {names}"
+
+    def _founders(self) -> str:
+        found = []
+        for member, entry in self.entries.items():
+            if entry["role"] == "founder":
+                found.append(f"{member} has {fingerprint(entry['protocol_key'])}")
+        return ", ".join(found)
 
     def _is_founders(self, member: str, signature: bytes) -> bool:
         entry = self.entries.get(member, {})

@@ -107,7 +107,8 @@ def verify(
     }
     # Pins come from the command line: a roster's own list of founders proves nothing.
     roster = rosters.load(path)
-    rosters.verify(roster, validate(document, rosters.Pins, "command line"))
+    pins = validate(document, rosters.Pins, "command line")
+    rosters.verify(roster, pins, "on the command line")
     _tell(roster)
     printer.show("verified")
 

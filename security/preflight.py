@@ -111,10 +111,10 @@ def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
     found = rosters.load(path)
     rosters.verify(found, pins)
     signers = ", ".join(sorted(found.signatures))
-    return (
-        found,
-        f"version {found.version} of {found.federation!r}, signed by {signers}; it fits the pins",
-    )
+    # The others are enough, until the founder whose pin is mistyped has to sign.
+    unfit = rosters.unfit_pins(found, pins.founders, rosters.TRUST)
+    said = f"version {found.version} of {found.federation!r}, signed by {signers}"
+    return found, f"{said}; {unfit or 'it fits the pins'}"
 
 
 def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:

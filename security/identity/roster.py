@@ -14,12 +14,13 @@ threshold and the fingerprints of the founders' keys, so that a swapped file is 
 """
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ...errors import LocalError, PeerError
 from ...files.documents import (
@@ -35,7 +36,20 @@ from .domains import ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
 from .selection import among, without
 
-Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
+
+def _checked_fingerprint(text: str) -> str:
+    """ValueError for a text that no key can have as its fingerprint."""
+    if not re.fullmatch("SHA256:[A-Za-z0-9+/]{43}", text, re.ASCII):
+        raise ValueError(
+            f"not a fingerprint: that is SHA256: with 43 letters, digits, + or / behind it, and"
+            f" these are {len(text)} characters in place of 50; correct it by what staddle keys"
+            " show prints at the founder"
+        )
+    return text
+
+
+Fingerprint = Annotated[str, AfterValidator(_checked_fingerprint)]
+TRUST = "in [trust] of the configuration"  # where daemons and operators have their pins
 
 
 class Pins(Strict):
@@ -239,30 +253,34 @@ def sign(roster: Roster, keys: Keys) -> Roster:
     return roster.model_copy(update={"signatures": {**roster.signatures, signer.id: signature}})
 
 
-def verify(roster: Roster, pins: Pins) -> None:
-    """Check a roster against a party's own pins.
+def verify(roster: Roster, pins: Pins, where: str = TRUST) -> None:
+    """Check a roster against a party's own pins, which are written ``where``.
 
-    The steps run in order, each has a test with its number.
+    The steps run in order, each has a test with its number. A pin that does not fit may be
+    mistyped, and the roster may be another one: only asking a founder tells them apart.
     """
     # (1) It is the roster of our federation.
     check_local(
         roster.federation == pins.federation,
-        f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
-        " roster",
+        f"roster is of federation {roster.federation!r}, but federation = {pins.federation!r}"
+        f" {where}; correct it there if it is mistyped, otherwise take the roster of"
+        f" {pins.federation!r}",
     )
 
     # (2) It is not older than we know: an old one may have members that were removed since.
     check_local(
         roster.version >= pins.minimum_version,
-        f"roster version {roster.version} is older than {pins.minimum_version}; take the"
-        " newest one",
+        f"roster version {roster.version} is older than minimum_version = {pins.minimum_version}"
+        f" {where}; take the newest roster, or correct the number if it is mistyped: a founder"
+        " knows the newest version",
     )
 
     # (3) It asks for as many signatures as we do.
     check_local(
         roster.threshold == pins.threshold,
-        f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
-        " which",
+        f"roster version {roster.version} says threshold {roster.threshold}, but threshold ="
+        f" {pins.threshold} {where}; ask the founders, by telephone, how many of them must sign."
+        " If that is what the roster says, correct the pin; otherwise the roster is not theirs",
     )
 
     # (4) It is complete.
@@ -277,7 +295,7 @@ def verify(roster: Roster, pins: Pins) -> None:
     pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
     signed = among(pinned, roster.signatures)
     if len(signed) < pins.threshold:
-        raise LocalError(_too_few_signed(roster, pins, pinned, signed))
+        raise LocalError(_too_few_signed(roster, pins, pinned, signed, where))
 
 
 def _check_signatures(roster: Roster) -> None:
@@ -294,16 +312,38 @@ def _check_signatures(roster: Roster) -> None:
 
 
 def _too_few_signed(
-    roster: Roster, pins: Pins, pinned: Sequence[str], signed: Sequence[str]
+    roster: Roster, pins: Pins, pinned: Sequence[str], signed: Sequence[str], where: str
 ) -> str:
-    missing = without(pinned, signed)
     unpinned = sorted(set(roster.signatures) - set(pinned))
     superfluous = f"; signed, but not pinned: {', '.join(unpinned)}" if unpinned else ""
-    return (
+    missing = ", ".join(without(pinned, signed))
+    said = (
         f"roster version {roster.version} needs signatures by {pins.threshold} pinned founders;"
-        f" signed: {', '.join(signed) or 'nobody'}; missing:"
-        f" {', '.join(missing) or 'no pinned founder is left in it'}{superfluous}; have a"
-        " missing founder run: staddle roster sign"
+        f" signed: {', '.join(signed) or 'nobody'};"
+        f" missing: {missing or 'no pinned founder is left in it'}{superfluous}"
+    )
+    # A signature may be missing because its founder's pin is mistyped.
+    if unfit := unfit_pins(roster, pins.founders, where):
+        return f"{unfit}. As it is, {said}"
+    more = f"add founders {where}: {pins.threshold} or more, by what they say by telephone"
+    return f"{said}; {'have a missing founder run: staddle roster sign' if missing else more}"
+
+
+def unfit_pins(roster: Roster, pinned: Iterable[str], where: str) -> str:
+    """Which pinned fingerprints no founder has, and what to do; empty if all fit."""
+    founders = roster.having(Role.FOUNDER)
+    known = {entry.protocol_fingerprint for entry in founders}
+    unfit = without(dict.fromkeys(pinned), known)
+    if not unfit:
+        return ""
+    # Both are shown in full, to be read out to the founder: the file cannot vouch for itself.
+    listed = ", ".join(map("{0.id} has {0.protocol_fingerprint}".format, founders))
+    return (
+        f"a pin does not fit: {' and '.join(unfit)} {where} is the protocol key of no founder in"
+        f" roster version {roster.version} of {roster.federation!r}, in which {listed}. Ask the"
+        " founders for their fingerprints by telephone (staddle keys show), not whoever sent the"
+        " roster. If the pin is mistyped, correct it; if it is right, this roster is not theirs, or"
+        " a founder has new keys"
     )
 
 
@@ -324,22 +364,18 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
 
     # Against fingerprints from elsewhere a forged roster fails, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
-    check_local(
-        not founders or not set(founders).isdisjoint(own),
-        f"roster version {roster.version} has no founder with"
-        f" {' or '.join(dict.fromkeys(founders))}; name the fingerprint of a founder's protocol"
-        " key, as staddle keys show prints it, or take the right roster",
-    )
+    unfit = unfit_pins(roster, founders, "after --founder")
+    check_local(not founders or not set(founders).isdisjoint(own), unfit)
     named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
-    verify(roster, validate(document, Pins, "founders"))
+    verify(roster, validate(document, Pins, "--founder"), "after --founder")
 
     signed, needed = signers(roster, founders), least or distinct
     check_local(
         len(signed) >= needed,
         f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the"
-        f" {distinct} founders named here, {needed} must; have the others sign, or say"
-        " how many must with --threshold",
+        f" {distinct} founders named here, {needed} must;"
+        f" {unfit or 'have the others sign, or say how many must with --threshold'}",
     )
 
 

@@ -69,7 +69,8 @@ class _Walk:
         seq = line.seq
         if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
             self.problems.append(
-                f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}"
+                f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}; if that"
+                " was typed, compare it with its source first"
             )
         try:
             record = checked(line)

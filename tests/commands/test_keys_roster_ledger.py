@@ -81,7 +81,7 @@ def test_roster_from_founders_to_verified(folder):
     run("roster", "sign", path, "--keys", folder / "f1")
     run("roster", "sign", path, "--keys", folder / "f2")
     assert run(*verify).endswith("verified\n")
-    assert "older than 9" in fails(*verify, "--minimum-version", 9)
+    assert "older than minimum_version = 9 on the" in fails(*verify, "--minimum-version", 9)
     assert "founders.2 = 'x'" in fails(*verify, "--founder", "x")
     shown = run("roster", "show", path)
     assert "Org silo-a" in shown

@@ -106,7 +106,7 @@ def test_configuration_keys_and_roster(federation, failed, config):
     assert found["member"] == "not tried: first put keys and roster right"
     edit(config, "threshold = 1", "threshold = 2")
     found = failed()
-    assert "roster says threshold 1, we pin 2" in found["roster"]
+    assert "says threshold 1, but threshold = 2 in [trust]" in found["roster"]
     assert found["job"] == "not tried: first put roster and database right"
     edit(config, "listen", "lisen")
     assert "did you mean 'listen'?" in failed()["configuration"]

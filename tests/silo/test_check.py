@@ -130,7 +130,7 @@ def test_keys_that_others_can_read(federation, look):
 def test_a_roster_of_others_or_without_us(federation, look, config):
     edit(config, '"local"', '"other"')
     found = look()
-    assert "roster is of federation 'local', ours is 'other'" in found["roster"]
+    assert "roster is of federation 'local', but federation = 'other' in [trust]" in found["roster"]
     assert {"member", "clock"} <= found.keys()
     edit(config, '"other"', '"local"')
     path = federation.folder / "roster.json"

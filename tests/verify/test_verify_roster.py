@@ -86,7 +86,10 @@ def test_enough_of_the_founders_that_are_named_must_have_signed(tool, keys, rost
         if least == 2:
             pinned = tuple(keys[member].entry.protocol_fingerprint for member in named)
             rosters.verify(roster, Pins(federation="lung", threshold=2, founders=pinned))
-    assert tool("keys", path, "--founder", "SHA256:x")[0] == 1
+    status, out = tool("keys", path, "--founder", "SHA256:x")
+    assert status == 1
+    assert "If it is mistyped, correct it; if not, this roster is not theirs. In it f1 has " in out
+    assert keys["f1"].entry.protocol_fingerprint in out
 
 
 def changed_entry(document, keys, member, **fields):

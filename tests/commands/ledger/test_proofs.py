@@ -159,7 +159,7 @@ def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
             said = "signed by founders that it names itself; for who vouches for it, give --founder"
             assert said in plain
         other = fails(*command, "--roster", world.roster, "--founder", fingerprint(world, "silo-b"))
-        assert f"has no founder with {fingerprint(world, 'silo-b')}; name the fingerprint" in other
+        assert f"a pin does not fit: {fingerprint(world, 'silo-b')} after --founder" in other
         alone = fails(*command, "--founder", fingerprint(world))
         assert "--founder and --threshold say who signed a roster" in alone
         more = ("--founder", fingerprint(world), "--threshold", 2)

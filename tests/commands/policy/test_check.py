@@ -324,7 +324,7 @@ def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tm
         (tmp_path / name).write_text(text.replace("../", f"{federation.folder}/"))
     signed = federation.folder / "jobs/one.json"
     run = policy_command("check", signed, "--config", tmp_path / "silo.toml")
-    assert "roster is of federation 'local', ours is 'other'" in str(run.exception)
+    assert "roster is of federation 'local', but federation = 'other' in" in str(run.exception)
 
 
 # Private jobs.

@@ -1,4 +1,5 @@
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -6,6 +7,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from staddle.errors import LocalError, PeerError
 from staddle.files.documents import canonical_json, validate
+from staddle.security import preflight
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.certificate import self_signed
 from staddle.security.identity.domains import ENTRY
@@ -152,9 +154,9 @@ def test_only_a_founder_of_a_complete_roster_signs(made, keys, tmp_path):
 @pytest.mark.parametrize(
     ("pinned", "why"),
     [
-        ({"federation": "heart"}, "of federation 'lung', ours is 'heart'"),
-        ({"minimum_version": 6}, "version 5 is older than 6"),
-        ({"threshold": 1}, "roster says threshold 2, we pin 1"),
+        ({"federation": "heart"}, "of federation 'lung', but federation = 'heart' in .trust. of"),
+        ({"minimum_version": 6}, "5 is older than minimum_version = 6 in .* if it is mistyped"),
+        ({"threshold": 1}, "says threshold 2, but threshold = 1 in .* by telephone"),
     ],
     ids=["step 1", "step 2", "step 3"],
 )
@@ -203,8 +205,54 @@ def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp
     for founder in ("f1", "f2", "f3"):
         roster = rosters.sign(roster, fake[founder])
     why = "no pinned founder is left in it; signed, but not pinned: f1, f2, f3"
-    with pytest.raises(LocalError, match=why):
+    with pytest.raises(LocalError, match=f"if it is right, this roster is not theirs, .* {why}"):
         rosters.verify(roster, made.pins)
+
+
+def mistyped(fingerprint):
+    """Another fingerprint of the same form."""
+    return fingerprint[:-1] + ("A" if fingerprint[-1] != "A" else "B")
+
+
+def test_a_mistyped_pin_is_named_with_its_place_and_what_the_roster_has(made, keys):
+    """A tampered roster is one explanation, and not the likely one: both values are shown."""
+    f1, f2, f3 = fingerprints(keys, "f1", "f2", "f3")
+    pins = made.pins.model_copy(update={"founders": (f1, mistyped(f2), f3)})
+    with pytest.raises(LocalError) as caught:
+        rosters.verify(made.roster, pins)
+    said = str(caught.value)
+    assert said.startswith(f"a pin does not fit: {mistyped(f2)} in [trust] of the configuration is")
+    assert f"in which f1 has {f1}, f2 has {f2}, f3 has {f3}. Ask the founders" in said
+    assert "signed: f1; missing: f3; signed, but not pinned: f2" in said
+    assert "staddle roster sign" not in said
+    with pytest.raises(
+        LocalError, match=r"SHA256:\S+ on the command line is the protocol key of no"
+    ):
+        rosters.verify(made.roster, pins, "on the command line")
+    with pytest.raises(LocalError, match=f"3 must; a pin does not fit: {re.escape(mistyped(f2))}"):
+        rosters.verify_by(rosters.sign(made.roster, keys["f3"]), [f1, f3, mistyped(f2)])
+
+
+def test_too_few_pins_are_not_blamed_on_a_founder(made, keys):
+    pins = made.pins.model_copy(update={"founders": tuple(fingerprints(keys, "f1"))})
+    with pytest.raises(LocalError, match=r"signed, but not pinned: f2; add founders in .trust. of"):
+        rosters.verify(made.roster, pins)
+
+
+def test_a_mistyped_pin_that_is_not_needed_now_is_named_by_check(made, keys, tmp_path):
+    """Its founder may have to sign the next roster."""
+    rosters.save(made.roster, tmp_path / "roster.json")
+    f1, f2, f3 = fingerprints(keys, "f1", "f2", "f3")
+    for third, said in ((f3, "it fits the pins"), (mistyped(f3), "a pin does not fit: SHA256:")):
+        pins = made.pins.model_copy(update={"founders": (f1, f2, third)})
+        assert said in preflight.roster(tmp_path / "roster.json", pins)[1]
+
+
+@pytest.mark.parametrize("text", ["SHA256:" + "a" * 42, "SHA256:" + "a" * 44, "f" * 64, ""])
+def test_a_pin_that_is_no_fingerprint_says_what_one_is(text):
+    document = {"federation": "lung", "threshold": 1, "founders": [text]}
+    with pytest.raises(LocalError, match=r"founders\.0 = .*not a fingerprint: .* in place of 50"):
+        validate(document, Pins, "silo.toml")
 
 
 def fingerprints(keys, *ids):
@@ -227,7 +275,7 @@ def test_without_pins_founders_must_sign(made, keys):
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
         rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
-    why = r"version 5 has no founder with SHA256:.* or x; name the fingerprint"
+    why = r"a pin does not fit: SHA256:\S+ and x after --founder is the protocol key of no founder"
     with pytest.raises(LocalError, match=why):
         rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
 
