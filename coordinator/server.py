@@ -27,7 +27,9 @@ from ..metrics import Gauge
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
+from ..security import preflight
 from ..security.identity import roster as rosters
+from ..security.identity.certificate import utc_now
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
@@ -131,6 +133,9 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     process has locked.
     """
     keys, roster = _identity(config)
+    # Its silos fail in the handshake, of which nothing else is logged here.
+    if why := preflight.clock_fault(roster, utc_now()):
+        log.problem("clock.wrong", why=why)
     try:
         config.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from ..errors import PeerError, reason
 from ..proto.channel import OPTIONS
-from ..security.identity.certificate import DOMAIN
+from ..security.identity.certificate import DOMAIN, clock_fault, utc_now, validity
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 
 SECONDS = 10.0
@@ -67,15 +67,17 @@ def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[boo
             # under TLS 1.3 a refusal of our certificate comes after the handshake
             taken = channel.recv(9)
     except ssl.SSLCertVerificationError as error:
-        raise PeerError(
-            coordinator.id,
+        other = (
             f"{address} shows another certificate than the roster has for it"
-            f" ({error.verify_message}); take the newest roster, or find out who answers there",
-        ) from error
+            f" ({error.verify_message}); take the newest roster, or find out who answers there"
+        )
+        # The right certificate fails as well before it begins.
+        clock = clock_fault(coordinator.id, coordinator.certificate, utc_now())
+        raise PeerError(coordinator.id, clock or other) from error
     except OSError as error:
-        raise _refused(coordinator, address) from error
+        raise _refused(coordinator, address, folder) from error
     if not taken:
-        raise _refused(coordinator, address)
+        raise _refused(coordinator, address, folder)
     return (
         True,
         (
@@ -85,12 +87,37 @@ def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[boo
     )
 
 
-def _refused(coordinator: RosterEntry, address: str) -> PeerError:
+def _refused(coordinator: RosterEntry, address: str, folder: Path) -> PeerError:
+    own = (folder / TLS_CERTIFICATE).read_text("ascii")
     return PeerError(
         coordinator.id,
-        f"{address} ended the handshake; its roster may not have our key: compare staddle roster"
-        " show on both sides, and the clocks",
+        f"{address} ended the handshake. {_its_clock(own)} If it is right, its roster may not have"
+        " our key: compare staddle roster show on both sides",
     )
+
+
+def _its_clock(certificate: str) -> str:
+    """What to ask about the coordinator's clock, which no message tells us."""
+    first, last = validity(certificate)
+    return (
+        f"Our certificate is good from {first.isoformat()} to {last.isoformat()}, and this"
+        f" machine's clock says {utc_now().isoformat(timespec='seconds')}: first check that the"
+        " coordinator's clock says the same (NTP)."
+    )
+
+
+def handshake_hint(own: RosterEntry, coordinator: RosterEntry, roster_version: int) -> str:
+    """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
+    either = (
+        f"{_its_clock(own.certificate)} Our key is {own.tls_fingerprint}, our roster is version"
+        f" {roster_version}. The coordinator accepts us only if its roster has this key and ours"
+        f" has the certificate that {coordinator.id} uses; compare `staddle roster show` on both"
+        " sides"
+    )
+    # By our own clock it would fail whatever the other side has, or it was set back since.
+    now = utc_now()
+    clock = clock_fault(coordinator.id, coordinator.certificate, now)
+    return clock or clock_fault(own.id, own.certificate, now) or either
 
 
 def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, str]:

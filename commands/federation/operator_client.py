@@ -26,7 +26,9 @@ from ...proto.channel import (
     transfer_seconds,
 )
 from ...proto.operations_pb2_grpc import OperationsStub
+from ...security.faults import check_local
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import clock_fault, utc_now
 from ...security.identity.keys import Role, load_keys
 from ...security.identity.roster import Pins
 
@@ -134,7 +136,7 @@ class Operator:
             self._peer,
             f"no answer from {self._address} ({error.code().name}: {error.details()}). Check that"
             " the coordinator is running, and that both rosters have the same members: run `staddle"
-            " roster show` on both sides",
+            " roster show` on both sides, and the clocks of both machines (NTP)",
         )
 
 
@@ -161,6 +163,9 @@ def connected(path: Path) -> Iterator[Operator]:
             f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it"
             " added"
         )
+    # The handshake would fail by our clock, and the reason would not be told.
+    clock = clock_fault(coordinator.id, coordinator.certificate, utc_now())
+    check_local(not clock, clock)
     # The coordinator's own certificate is the only root: no CA could vouch for another.
     credentials = grpc.ssl_channel_credentials(
         coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()

@@ -86,6 +86,33 @@ def validity(pem: str) -> tuple[dt.datetime, dt.datetime]:
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
+def clock_fault(member: str, pem: str, now: dt.datetime) -> str:
+    """Why a handshake fails by this machine's clock, what to do first; empty if the clock fits.
+
+    ``pem`` is the certificate of ``member``, made by the clock of another machine.
+    """
+    first, last = validity(pem)
+    shown = now.isoformat(timespec="seconds")
+    if now < first:
+        return (
+            f"this machine's clock says {shown}, which is {_seconds(first - now)} before the"
+            f" certificate of {member!r} begins ({first.isoformat()}). Check this clock first"
+            " (NTP): it is slow by that much or more, unless the clock of the machine on which the"
+            " keys were made was fast. Handshakes fail by this alone, without any attack"
+        )
+    if now > last:
+        return (
+            f"this machine's clock says {shown}, which is {_seconds(now - last)} after the"
+            f" certificate of {member!r} ended ({last.isoformat()}). Check this clock first (NTP);"
+            f" if it is right, have new keys made for {member!r}, and a roster signed with them"
+        )
+    return ""
+
+
+def _seconds(span: dt.timedelta) -> dt.timedelta:
+    return dt.timedelta(seconds=round(span.total_seconds()))
+
+
 def check_certificate(member: str, pem: str) -> None:
     """ValueError unless ``pem`` is what ``self_signed(member, …)`` makes, apart from key and dates.
 

@@ -4,7 +4,7 @@ Only session.py makes a client, and only session.py, gate.py and protocol.py sen
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc
@@ -55,14 +55,14 @@ class Client:
         address: str,
         coordinator: str,
         certificates: tuple[bytes, bytes, bytes],
-        hint: str,
+        hint: Callable[[], str],
         silos: int,
     ) -> None:
         """Open a channel to ``address`` on which ``coordinator`` alone can answer.
 
         ``certificates`` are the coordinator's certificate, our private key and our certificate, all
-        PEM. ``hint`` says who we are (key fingerprint, roster version), for the text of a failed
-        handshake. Messages that name more than ``silos`` silos are rejected.
+        PEM. ``hint`` says what a handshake that fails now may fail by: the clocks, our key and
+        roster. Messages that name more than ``silos`` silos are rejected.
         """
         require_tls13()
         root, key, own = certificates
@@ -225,14 +225,5 @@ class Client:
             )
         why = f"no answer from {self._address} ({grpc_code.name}: {details}); trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
-            why += f". If it runs, the handshake may have failed: {self._hint}"
+            why += f". If it runs, the handshake may have failed: {self._hint()}"
         return UnreachableError(self._peer, why)
-
-
-def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> str:
-    """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
-    return (
-        f"our key is {fingerprint}, our roster is version {roster_version}. The coordinator accepts"
-        f" us only if its roster has this key and ours has the certificate that {coordinator} uses;"
-        " compare `staddle roster show` on both sides, and the clocks"
-    )

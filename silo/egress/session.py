@@ -12,6 +12,7 @@ Only this module, gate.py and protocol.py use the client; ``tests/test_structure
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from google.protobuf.message import Message
 
@@ -25,10 +26,11 @@ from ...security.identity.keys import Keys
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import ControlClose, ControlOpen, JobAccept, JobDecline, Peer
 from ...security.policy.file import ControlCaps as Caps
+from ..connectivity import handshake_hint
 from ..ingress import delivery
 from ..ingress.directed_rows import AnyRows
 from ..ingress.open_sums import IncomingSums
-from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
+from .client import Client, TurnedAwayError, UnreachableError
 from .outcomes import SumRecords
 from .witness import Witness
 
@@ -57,7 +59,7 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
     """
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
-    hint = handshake_hint(keys.entry.tls_fingerprint, roster.version, coordinator.id)
+    hint = partial(handshake_hint, keys.entry, coordinator, roster.version)
     return Client(address, coordinator.id, certificates, hint, len(roster.entries))
 
 

@@ -23,16 +23,21 @@ from staddle.commands.main import app
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator.server import running
 from staddle.errors import LocalError
+from staddle.proto import federation_pb2 as pb
 from staddle.security import preflight
 from staddle.security.dp.budget import Budget
 from staddle.security.dp.budget_records import MechanismSteps
+from staddle.security.identity import certificate
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.certificate import utc_now
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.tree_head import TreeHead
 from staddle.silo import config as configs
+from staddle.silo import connectivity
 from staddle.silo.admission import budget as budgets
 from staddle.silo.check import check, footprint
+from staddle.silo.egress.session import UnreachableError, open_client
 from staddle.silo.job_folder import JobFolder
 
 from .conftest import SILOS, records
@@ -152,9 +157,12 @@ def test_a_clock_outside_the_certificates(made):
     year = dt.timedelta(days=365)
     now = dt.datetime.now(dt.UTC)
     assert preflight.clock(made.roster, now)[0]
-    with pytest.raises(LocalError, match="is before the certificate of 'coordinator'"):
+    slow = (
+        r"is 36[45] days, \S+ before the certificate of 'coordinator' begins .*clock first \(NTP\)"
+    )
+    with pytest.raises(LocalError, match=slow):
         preflight.clock(made.roster, now - year)
-    with pytest.raises(LocalError, match="is after the certificate of 'coordinator'"):
+    with pytest.raises(LocalError, match=r"days, .* after the certificate of 'coordinator' ended"):
         preflight.clock(made.roster, now + 11 * year)
 
 
@@ -446,6 +454,71 @@ def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation,
     assert reach.ok
     assert "its roster may not have our key" in handshake.text
     assert health.text == "not tried: first put the handshake right"
+
+
+def of_a_fast_clock(federation, member, role, monkeypatch):
+    """Make a member's keys anew where the clock is 30 days ahead, and sign the roster with them."""
+    later = utc_now() + dt.timedelta(days=30)
+    folder = federation.folder / member / "keys"
+    shutil.rmtree(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificate, "utc_now", lambda: later)
+        entry = create_keys(folder, member, role, "organisation")
+    path = federation.folder / "roster.json"
+    roster = rosters.add(rosters.load(path), entry, replace=True)
+    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
+
+
+def greeted(federation):
+    """What an agent logs when its greeting fails in the handshake."""
+
+    async def run():
+        async with running(coordinator_configs.load(federation.coordinator_config)) as address:
+            roster = rosters.load(federation.folder / "roster.json")
+            client = open_client(address, load_keys(federation.keys("silo-a")), roster)
+            with pytest.raises(UnreachableError) as caught:
+                await client.hello(pb.HelloRequest(silo="silo-a"))
+            await client.close()
+            return str(caught.value)
+
+    return asyncio.run(run())
+
+
+def test_a_clock_before_the_coordinators_certificate_is_no_other_certificate(
+    federation, monkeypatch, caplog
+):
+    """The roster's certificate fails too: who answers there is not the first question."""
+    of_a_fast_clock(federation, "coordinator", Role.COORDINATOR, monkeypatch)
+    said = "29 days, "
+    (_, handshake, _), greeting = served(federation), greeted(federation)
+    assert f"which is {said}" in handshake.text
+    assert "Check this clock first (NTP)" in handshake.text
+    assert "find out who answers" not in handshake.text
+    told = [each.fields["why"] for each in caplog.records if each.message == "clock.wrong"]
+    assert len(told) == 2
+    assert said in told[0]
+    assert re.search("may have failed: this machine's clock says .* of 'coordinator'", greeting)
+
+
+def test_a_coordinator_whose_clock_is_slow_is_asked_for_it_first(federation, monkeypatch):
+    of_a_fast_clock(federation, "silo-a", Role.SILO, monkeypatch)
+    _, handshake, _ = served(federation)
+    assert "ended the handshake. Our certificate is good from 20" in handshake.text
+    assert "first check that the coordinator's clock says the same (NTP)" in handshake.text
+    # Our own clock was set back since: the agent says that.
+    assert re.search(
+        "may have failed: this machine's clock says .* of 'silo-a' begins", greeted(federation)
+    )
+
+
+def test_what_may_be_wrong_with_a_handshake_begins_with_the_clocks(made):
+    own, coordinator = made.roster["silo-a"], made.roster.coordinator
+    said = connectivity.handshake_hint(own, coordinator, 7)
+    assert re.match(
+        "Our certificate is good from 20.* to 20.*, and this machine's clock says 20.*: first check"
+        r" that the coordinator's clock says the same \(NTP\)\. Our key is SHA256:.* version 7\.",
+        said,
+    )
 
 
 def test_somebody_else_who_answers_is_no_coordinator(federation, config):

@@ -1,6 +1,7 @@
 """What operators see and get from a coordinator in this process; its silos are raw calls."""
 
 import csv
+import datetime as dt
 import json
 import shutil
 import socket
@@ -30,6 +31,7 @@ from staddle.files import tensor_file
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.certificate import utc_now
 from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.signed_document import sign_document
@@ -332,6 +334,15 @@ def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
     path = changed(world, tmp_path, address=(world.here.address, "nowhere"))
     with pytest.raises(LocalError, match="not host:port"):
         world.call("list", operator=path)
+
+
+def test_a_clock_before_the_coordinators_certificate_is_said_before_anybody_is_asked(
+    world, monkeypatch
+):
+    earlier = utc_now() - dt.timedelta(days=30)
+    monkeypatch.setattr(operator_client, "utc_now", lambda: earlier)
+    with refused("clock says .*, which is .* before the certificate of 'coordinator' begins"):
+        world.call("list")
 
 
 def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ async def frames():
 def raised(call):
     """What an upload over this call raises."""
     client = object.__new__(Client)  # without a channel
-    client._peer, client._address, client._hint = "coordinator", "there:1", "no hint"
+    client._peer, client._address, client._hint = "coordinator", "there:1", lambda: "no hint"
     client._upload = lambda **_: call
     with pytest.raises((TurnedAwayError, UnreachableError)) as caught:
         asyncio.run(client.upload(frames(), 0))
