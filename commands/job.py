@@ -36,16 +36,16 @@ def init(
     ] = "classification",
     private: Annotated[
         bool,
-        typer.Option("--private", help=r"With differential privacy: write a \[privacy] table."),
+        typer.Option("--private", help="With differential privacy: write a [privacy] table."),
     ] = False,
     blind: Annotated[
         bool,
         typer.Option(
-            "--blind", help=r"The coordinator reads sums alone; with \[privacy] as --private."
+            "--blind", help="The coordinator reads sums alone; with [privacy] as --private."
         ),
     ] = False,
     no_privacy: Annotated[
-        bool, typer.Option("--no-privacy", help=r"With --blind: without \[privacy].")
+        bool, typer.Option("--no-privacy", help="With --blind: without [privacy].")
     ] = False,
 ) -> None:
     """Write a commented example of a job, for one method, a task and a small model that works."""

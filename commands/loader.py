@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..proto.channel import require_tls13
+from .console import printer
 
 # what a user types → module of this folder and function
 COMMANDS: Mapping[str, str] = {
@@ -108,6 +109,30 @@ def function(target: str) -> Callable[..., None]:
     return found
 
 
+class _AsWritten:
+    """Whose texts of help are shown as they are written.
+
+    Rich would drop words in square brackets, such as the name of a table, as its markup.
+    """
+
+    def __init__(self, name: str | None, **options: Any) -> None:
+        super().__init__(name=name, **options)  # type: ignore[call-arg] # of a typer class
+        for text in (self, *self.params):  # type: ignore[attr-defined] # as above
+            text.help = printer.unmarked(text.help)
+
+
+class _Command(_AsWritten, TyperCommand):
+    pass
+
+
+def program(name: str, target: str) -> typer.Typer:
+    """One command on its own: ``target`` as in ``COMMANDS``, whose module is imported."""
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    # typer needs the function's annotations.
+    alone.command(name, cls=_Command)(function(target))
+    return alone
+
+
 class LazyCommand(TyperCommand):
     """A command of which only name and help are known until it parses its options.
 
@@ -121,7 +146,7 @@ class LazyCommand(TyperCommand):
 
     def _docstring(self) -> str:
         module, _, name = self._target.partition(":")
-        return _docstrings(module)[name]
+        return printer.unmarked(_docstrings(module)[name])
 
     help: Any = property(_docstring, lambda _, __: None)  # the class above sets it, to nothing
 
@@ -137,13 +162,12 @@ class LazyCommand(TyperCommand):
         if further is not None and args:
             inner = LazyCommand(args[0], further)
             return inner.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        # Only now the command's module is imported: typer needs the function's annotations.
-        alone = typer.Typer(add_completion=False)
-        alone.command(self.name)(function(self._target))
-        return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
+        # Only now the command's module is imported.
+        real = typer.main.get_command(program(self.name or "", self._target))
+        return real.make_context(info_name, args, parent, **extra)
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(_AsWritten, TyperGroup):
     """The commands under one word, or those under none with all groups.
 
     Making it imports no command's module.
@@ -173,5 +197,5 @@ def _docstrings(module: str) -> dict[str, str]:
     for node in ast.parse(path.read_text("utf-8")).body:
         # Commands are functions of the module, never methods.
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.get_docstring(node) or ""
+            found[node.name] = str(ast.get_docstring(node))
     return found

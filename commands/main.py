@@ -9,7 +9,7 @@ import typer
 
 from ..errors import CancelledError, StaddleError
 from .console import printer
-from .loader import LazyGroup, function
+from .loader import LazyGroup, program
 
 # click's, or typer's own, by the release of typer
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -50,13 +50,7 @@ def single(target: str) -> None:
 
     This is behind ``python -m staddle.silo``, as the demo starts its daemons.
     """
-
-    def alone() -> Any:
-        program = typer.Typer(pretty_exceptions_enable=False)
-        program.command()(function(target))
-        return program(standalone_mode=False)
-
-    ended(alone)
+    ended(lambda: program(target, target)(standalone_mode=False))
 
 
 def ended(run: Callable[[], Any]) -> None:

@@ -21,6 +21,7 @@ from rich import box
 from rich import progress as bars
 from rich import table as grids
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 Progress: TypeAlias = bars.Progress
@@ -37,6 +38,8 @@ OVERFLOW: dict[Frame, Literal["fold", "ellipsis"]] = {  # of a cell wider than i
     "head": "ellipsis",
     "none": "fold",
 }
+
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 def printable(text: str) -> str:
@@ -56,6 +59,11 @@ def _harmless(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return ascii(character)[1:-1]
+
+
+def unmarked(text: str) -> str:
+    """A text of help in which rich finds no markup: it shows what stands in square brackets."""
+    return escape(text)
 
 
 @dataclass(frozen=True)
@@ -231,9 +239,7 @@ def _show_table(table: PrintedTable, *, err: bool) -> None:
     # Cells are ``Text``, which rich takes as it is: no markup is read in them.
     drawn = grids.Table(title=_text(table.title), **FRAMES[table.frame])
     for number, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "left"
-        if number in table.right:
-            justify = "right"
+        justify = SIDES[number in table.right]
         drawn.add_column(_text(column), justify=justify, overflow=OVERFLOW[table.frame])
     for number, row in enumerate(table.rows):
         drawn.add_row(*map(_text, row), end_section=number in table.ends)

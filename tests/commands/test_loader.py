@@ -4,12 +4,15 @@ import ast
 import inspect
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from staddle.commands import loader
+from staddle.commands.console import printer
 from staddle.commands.loader import COMMANDS, GROUPS, LazyCommand, LazyGroup
 from staddle.commands.main import app
 from staddle.proto.channel import CIPHERS_VARIABLE
@@ -53,15 +56,59 @@ os._exit(0)  # the end of the interpreter costs as much as half the imports
 def test_the_line_of_help_is_the_one_of_the_function(path):
     """And the module of the table has that function, so that no entry can be wrong."""
     target = COMMANDS[path]
-    assert LazyCommand(path.split()[-1], target).help == inspect.getdoc(loader.function(target))
+    command = LazyCommand(path.split()[-1], target)
+    assert command.help == printer.unmarked(inspect.getdoc(loader.function(target)))
+
+
+def words(text):
+    """A text without the frames and line breaks of a page of help."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())
+
+
+def sources_of(function):
+    """The texts of help of a command, as they stand in its source."""
+    yield inspect.getdoc(function)
+    for hint in typing.get_type_hints(function, include_extras=True).values():
+        yield from (option.help for option in getattr(hint, "__metadata__", ()))
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_is_shown_as_it_is_written(path, monkeypatch):
+    """No word in square brackets is taken for markup, and no backslash is shown in its place."""
+    monkeypatch.setenv("COLUMNS", "2000")  # so that no text is broken into two columns' lines
+    shown = words(CliRunner().invoke(app, [*path.split(), "--help"]).output)
+    for text in sources_of(loader.function(COMMANDS[path])):
+        assert words(text) in shown
+        assert "\\[" not in text
+
+
+def test_brackets_of_every_text_of_help_are_shown(monkeypatch):
+    """Of groups, of commands, of their lines in a group, and of a program of its own."""
+
+    def command(file: typing.Annotated[str, typer.Argument(help="A [file].")]) -> None:
+        """Read [command]."""
+
+    monkeypatch.setattr(loader, "function", lambda _: command)
+    monkeypatch.setattr(loader, "_docstrings", lambda _: {"one": "Read [line]."})
+    monkeypatch.setattr(loader, "COMMANDS", {"word one": "m:one"})
+    monkeypatch.setattr(loader, "GROUPS", {"word": "About [group]."})
+    for arguments, texts in (
+        ([], ["About [group]."]),
+        (["word"], ["About [group].", "Read [line]."]),
+        (["word", "one"], ["Read [command].", "A [file]."]),
+    ):
+        shown = words(CliRunner().invoke(app, [*arguments, "--help"]).output)
+        assert all(text in shown for text in texts), shown
+    shown = words(CliRunner().invoke(loader.program("one", "m:one"), ["--help"]).output)
+    assert "Read [command]." in shown
 
 
 def test_every_group_has_commands_and_every_command_its_group():
     of_two = {path.split()[0] for path in COMMANDS if " " in path}
     assert of_two - {path for path in COMMANDS if " " not in path} == GROUPS.keys()
-    assert list(LazyGroup(name="silo").commands) == ["init", "check", "run", "new-split"]
+    assert list(LazyGroup(name="silo", help="").commands) == ["init", "check", "run", "new-split"]
     assert (
-        LazyGroup(name="").commands.keys()
+        LazyGroup(name="", help="").commands.keys()
         == {path for path in COMMANDS if " " not in path} | GROUPS.keys()
     )
 
