@@ -7,7 +7,9 @@ import pytest
 from support.jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
+from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.commands.privacy import promise
+from staddle.security.policy.file import PolicyFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 EPOCHS = 7  # which no option's default is
@@ -91,3 +93,18 @@ def test_the_table_of_shared_noise_has_the_methods_that_sum_steps():
     named = re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines()))
     assert len(named) == len(set(named))
     assert set(named) == {name for name, method in METHODS.items() if method.sums_steps}
+
+
+BUDGET = PolicyFile.model_fields["dataset"].annotation.__args__[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "model"), [("[privacy]", PrivacyTable), ("[dataset.data]", BUDGET)]
+)
+def test_the_page_shows_which_settings_are_required(table, model):
+    lines = PAGE.read_text().partition(f"```toml\n{table}\n")[2].partition("```")[0].splitlines()
+    given = {re.match(r"(?:# )?([a-z_]+) = ", line)[1]: line for line in lines}
+    assert given.keys() == model.model_fields.keys()
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    assert {name for name, line in given.items() if not line.startswith("# ")} == required
+    assert {name for name, line in given.items() if "  # required: " in line} == required

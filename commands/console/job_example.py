@@ -193,9 +193,8 @@ def _task_table(task: str) -> str:
 
 
 def _listed(names: Any) -> str:
-    return "\n# ".join(
-        textwrap.wrap(", ".join(names), WIDTH - len("# One of: ."), break_on_hyphens=False)
-    )
+    width = WIDTH - len("# Required. One of: .")
+    return "\n# ".join(textwrap.wrap(", ".join(names), width, break_on_hyphens=False))
 
 
 def options_text(model: type[Strict]) -> str:

@@ -140,6 +140,62 @@ def test_an_example_has_every_key_with_its_default(init, noun, arguments, model,
             assert shown == default, f"{where}: {shown!r} is shown, {default!r} is the default"
 
 
+LINE = re.compile(r"(?:# )?(?:\[+([a-z_.]+)\]+|([a-z0-9_]+) = .*)")
+
+
+def settings(text):
+    """Each setting of an example that has a line of its own: its path, and what stands above."""
+    table, above = (), []
+    for line in text.splitlines():
+        if found := LINE.fullmatch(line):
+            table = tuple(found[1].split(".")) if found[1] else table
+            if found[2]:
+                yield (*table, found[2]), " ".join(above)
+            above = []
+        else:  # a blank line ends a comment
+            above = [*above, line] if line else []
+
+
+def required_by(model):
+    """Paths of all settings, and whether their table needs each; of [data], those of an npz."""
+    for path, field, _ in fields(model):
+        if "data" not in path[:-1]:
+            yield path, field.is_required()
+    for table in (("data",), ("datasets", "survival", "data")):
+        yield from (((*table, n), f.is_required()) for n, f in Npz.model_fields.items())
+
+
+EXAMPLES = [
+    *((noun, words, model) for noun, words, model, _ in FILES),
+    ("job", ("--private",), JobFile),
+    *(("job", ("--task", task), JobFile) for task in job_example.OTHERS),
+]
+
+
+@pytest.mark.parametrize(
+    ("noun", "arguments", "model"),
+    EXAMPLES,
+    ids=[" ".join([noun, *words]) for noun, words, _ in EXAMPLES],
+)
+def test_an_example_marks_the_settings_that_a_table_needs_and_no_others(
+    init, noun, arguments, model
+):
+    # the policy's second rule has the keys of its first
+    text = init(noun, *arguments).read_text().partition("# How many test records")[0]
+    needed = dict(required_by(model))
+    if model is JobFile:
+        task = TASKS[tomllib.loads(uncommented(text))["task"]["kind"]]
+        needed |= {("task", n): f.is_required() for n, f in task.model_fields.items()}
+    named = {"dataset": ("dataset", "*"), "datasets": ("datasets", "*")}
+    marked = {}
+    for path, above in settings(text):
+        # tables with names of the silo's own
+        own = path if path in needed else (*named.get(path[0], path[:1]), *path[2:])
+        if path[:2] != ("method", "options"):
+            marked.setdefault(own, set()).add(above.startswith("# Required. "))
+    assert marked == {path: {needed[path]} for path in marked}
+
+
 def test_a_job_example_names_every_task_and_a_changed_default_is_that_of_the_example(init):
     text = init("job").read_text()
     (about,) = re.findall(r"^# \[task\]\n((?:# .*\n)+)# kind = ", text, re.MULTILINE)
