@@ -32,7 +32,13 @@ from .scans import Fit, Scan
 NIFTI = re.compile(r"\.nii(\.gz)?$", re.IGNORECASE)
 # Archives leave the ending out, or name a file by its UID.
 DICOM = re.compile(r"(\.dcm|\.ima|(^|\.)[0-9]+|^[^.]+)$", re.IGNORECASE)
-UNSHOWN = re.compile(r"\.|DICOMDIR$")
+# Hidden files, the list of files of a DICOM medium, and what Windows, macOS, file servers and file
+# systems leave in folders, such as thumbnails and waste bins.
+UNSHOWN = re.compile(
+    r"\.|(DICOMDIR|Thumbs\.db|ehthumbs(_vista)?\.db|desktop\.ini|Icon\r|__MACOSX|\$RECYCLE\.BIN"
+    r"|System Volume Information|@eaDir|#recycle|lost\+found)\Z",
+    re.IGNORECASE,
+)
 ENDING = re.compile(r"\.(nii(\.gz)?|dcm|ima|png|jpe?g)$", re.IGNORECASE)
 VOLUME = 4  # sides of a volume's record, channels included
 KNOWN = "a PNG, JPEG, NIfTI or DICOM"
@@ -196,10 +202,10 @@ def image_files(folder: Path, volumes: bool) -> list[Path]:
     """All images below a folder, which may be absent, by name.
 
     Where they are ``volumes``, a folder of DICOM files is one. A file that is no image
-    is an error, unless hidden.
+    is an error, unless ``shown`` leaves it out.
     """
     # Images in sub-folders of a class belong to it, too.
-    paths = list(filter(_is_shown, folder.rglob("*")))
+    paths = list(filterfalse(Path.is_dir, shown(folder, folder.rglob("*"))))
     if unknown := next(filterfalse(is_image, paths), None):
         raise LocalError(f"{unknown}: is not {KNOWN} by its name; convert it, or move it away")
     if not volumes:
@@ -215,9 +221,13 @@ def paths_in_order(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=Path.as_posix)
 
 
-def _is_shown(path: Path) -> bool:
-    """True for files, but hidden ones and the list of files of a DICOM medium."""
-    return not (path.is_dir() or UNSHOWN.match(path.name))
+def shown(folder: Path, paths: Iterable[Path]) -> Iterator[Path]:
+    """Those of the paths in a folder that a person put there: UNSHOWN names none on the way."""
+    return filterfalse(partial(_is_unshown, folder), paths)
+
+
+def _is_unshown(folder: Path, path: Path) -> bool:
+    return any(map(UNSHOWN.match, path.relative_to(folder).parts))
 
 
 def is_image(path: Path) -> bool:
@@ -227,7 +237,9 @@ def is_image(path: Path) -> bool:
 
 def files_of(path: Path) -> list[Path]:
     """The files of an image, by name: those of a series are several."""
-    return paths_in_order(filter(_is_shown, path.iterdir())) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return paths_in_order(filterfalse(Path.is_dir, shown(path, path.iterdir())))
 
 
 def stem(path: Path) -> Path:

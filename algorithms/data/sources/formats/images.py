@@ -36,6 +36,7 @@ from .image_files import (
     listing,
     read_images,
     relative_ids,
+    shown,
     size_of,
 )
 from .labelled import check_distinct
@@ -145,7 +146,7 @@ class _Found:
 
 
 def _class_folders(table: Images, root: Path) -> list[str]:
-    paths = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    paths = sorted(shown(root, root.iterdir()))
     if file := next(filterfalse(Path.is_dir, paths), None):
         raise LocalError(
             f"{file}: lies next to the classes' folders; move it into one of them, or away"

@@ -78,6 +78,35 @@ def test_folders_are_classes_and_paths_are_ids(tmp_path, read):
     )
 
 
+LEFT = ("Thumbs.db", "thumbs.db", ".DS_Store", "._1.png", "desktop.ini", "ehthumbs_vista.db")
+BINS = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "#recycle", ".Trashes")
+
+
+@pytest.mark.parametrize("domains", [None, ["d"]])
+def test_what_systems_leave_in_folders_is_no_image_and_no_class(tmp_path, read, domains):
+    root = tmp_path / "d" if domains else tmp_path
+    for name in "ab":
+        write(root / name / "visit" / "1.png", pixels(4, 5))
+    alone = read(domains=domains)
+    for folder in (tmp_path, root, root / "a", root / "b" / "visit"):
+        for name in (*LEFT, "Icon\r", "lost+found"):
+            (folder / name).write_bytes(b"no image")
+        for name in BINS:
+            write(folder / name / "2.png", pixels(4, 5))
+            (folder / name / "other.bin").write_bytes(b"no image")
+    assert read(domains=domains).ids == alone.ids
+    assert torch.equal(read(domains=domains).x, alone.x)
+
+
+@pytest.mark.parametrize("name", ["Thumbs.db.bin", "my desktop.ini", "lost+found.txt", "a.db"])
+def test_any_other_file_that_is_no_image_is_named(tmp_path, fault, name):
+    write(tmp_path / "a" / "1.png", pixels(4, 5))
+    (tmp_path / "a" / name).write_bytes(b"no image")
+    assert fault().startswith(f"{tmp_path / 'a' / name}: is not a PNG, JPEG, NIfTI or DICOM")
+    (tmp_path / "a" / name).rename(tmp_path / name)
+    assert fault().startswith(f"{tmp_path / name}: lies next to the classes' folders")
+
+
 def test_declared_classes_have_their_order_and_may_be_absent(tmp_path, read):
     for name in "ab":
         write(tmp_path / name / "1.png", pixels(4, 5))

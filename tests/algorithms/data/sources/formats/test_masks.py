@@ -102,6 +102,15 @@ def test_each_image_has_the_mask_of_its_name(pair, read):
     assert known != read(lazy=True).x.identity()
 
 
+def test_what_systems_leave_in_folders_has_no_partner(pair, read, tmp_path):
+    pair("a")
+    alone = read()
+    for folder in (tmp_path, tmp_path / "images", tmp_path / "masks"):
+        for name in ("Thumbs.db", ".DS_Store", "desktop.ini"):
+            (folder / name).write_bytes(b"no image")
+    assert (read().ids, torch.equal(read().y, alone.y)) == (alone.ids, True)
+
+
 def test_values_become_classes_in_their_order(pair, read, fault, tmp_path):
     _, mask = pair("a", mask=np.array([[0, 255, 255, 0, 0]] * 4, np.uint8))
     assert np.array_equal(read(values=[0, 255]).y[0].numpy(), mask // 255)

@@ -71,6 +71,17 @@ def test_a_series_and_its_nifti_are_one_scan_whatever_their_files_are_called(tmp
     assert np.allclose(one.place, other.place)
 
 
+def test_what_systems_leave_beside_slices_is_no_slice(tmp_path, read):
+    stored = numbers()
+    write_series(tmp_path / "a" / "1", stored)
+    for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "1"):
+        for name in ("Thumbs.db", ".DS_Store", "desktop.ini", "DICOMDIR", "Icon\r"):
+            (folder / name).write_bytes(b"no slice")
+    data = read()
+    assert data.ids == ("a/1", "b/other.nii")
+    assert np.allclose(first(data), scaled(stored), atol=1e-6)
+
+
 @pytest.mark.parametrize("flips", list(product((1, -1), repeat=3)))
 @pytest.mark.parametrize("axes", list(permutations(range(3))))
 def test_every_orientation_becomes_the_same(tmp_path, axes, flips):
