@@ -47,6 +47,11 @@ WINDOW_BYTES = 4 * 1024 * 1024
 CIPHERS_VARIABLE = "GRPC_SSL_CIPHER_SUITES"
 TLS13_ONLY = "ECDHE-PSK-AES128-CBC-SHA"
 
+# gRPC's core would write to standard error on its own, past log.py: in another form, and in words
+# for those who develop gRPC. What concerns a user is an event or an error of ours.
+VERBOSITY_VARIABLE = "GRPC_VERBOSITY"
+SILENT = "NONE"
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -80,11 +85,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def require_tls13() -> None:
-    """Remove TLS 1.2 from this process's handshakes.
+    """Remove TLS 1.2 from this process's handshakes, and gRPC's own lines from its standard error.
 
     gRPC reads its variables when it is imported, so the programs call this first. LocalError if
-    gRPC was imported before the first call.
+    gRPC was imported before the first call. Who sets GRPC_VERBOSITY sees gRPC's lines.
     """
+    os.environ.setdefault(VERBOSITY_VARIABLE, SILENT)
     # Every new client calls it again, long after gRPC was imported.
     if os.environ.get(CIPHERS_VARIABLE) == TLS13_ONLY:
         return

@@ -39,6 +39,16 @@ def test_tls_1_3_is_refused_too_late_and_allowed_twice(monkeypatch):
     assert "GRPC_SSL_CIPHER_SUITES" not in os.environ
 
 
+@pytest.mark.parametrize(("given", "left"), [(None, "NONE"), ("DEBUG", "DEBUG")])
+def test_grpc_is_silent_unless_somebody_asks(monkeypatch, given, left):
+    monkeypatch.setenv("GRPC_VERBOSITY", "of another test")
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    if given:
+        monkeypatch.setenv("GRPC_VERBOSITY", given)
+    channel.require_tls13()
+    assert os.environ["GRPC_VERBOSITY"] == left
+
+
 def test_both_ends_hold_the_same_limits():
     assert set(channel.OPTIONS) <= set(channel.SERVER_OPTIONS)
     assert len(dict(channel.SERVER_OPTIONS)) == len(channel.SERVER_OPTIONS)
