@@ -1,21 +1,25 @@
 """``staddle job``: jobs at a coordinator, for its operator."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import StartWeights
 from ...coordinator.rounds.events import in_words
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...proto import operations_pb2 as pb
+from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.signed_document import verify_document
 from ..console import printer
+from ..console.package_option import Packages
+from ..policy.overview import overview
 from . import round_text
 from .operator_client import connected
 from .round_text import reading, round_fields
@@ -40,20 +44,23 @@ def show(
     operator: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The operator's TOML file.")
     ] = None,
-    as_json: AsJson = False,
+    package: Packages = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON instead of text; of a file the whole document.")
+    ] = False,
 ) -> None:
-    """Show a signed job file, whose signature is checked first, or a coordinator's job."""
+    """Show a signed job file, whose signature is checked first, or a coordinator's job.
+
+    Of a file: who signed it, its silos, what leaves each and who can read it, and what noise it
+    has. No record is opened, and no policy is asked.
+    """
     if (roster is None) == (operator is None):
         raise LocalError(
             "give --roster for a signed job file, or --operator for the name of a job at the"
             " coordinator"
         )
     if roster is not None:
-        # Verified before it is printed: an unsigned job may say anything.
-        signed = parse_json(read_bytes(Path(job)), job)
-        printer.show_json(
-            verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1
-        )
+        _show_file(job, rosters.load(roster), package or (), as_json)
         return
 
     # a name says nothing by itself: the coordinator has the job
@@ -75,6 +82,19 @@ def show(
         printer.show(f"round {closed['round']}: {said}")
     if rounds and (table := round_text.class_table(rounds[-1], known)):
         printer.show(table)
+
+
+def _show_file(
+    path: str, members: rosters.Roster, packages: Collection[str], as_json: bool
+) -> None:
+    # Verified before it is printed: an unsigned job may say anything.
+    signed = parse_json(read_bytes(Path(path)), path)
+    document = verify_document(signed, members, Role.OPERATOR, JOB)
+    if as_json:
+        printer.show_json(document, indent=1)
+        return
+    job = Job.from_document(document, path, packages)
+    printer.show(*overview(JobPlan(job), signed["signer"], members))
 
 
 def submit(

@@ -1,8 +1,8 @@
 """``staddle policy``: what would leave this silo, before it joins a job."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,44 +17,16 @@ from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DATASET
 from ...security.policy.policy import Policy, SiloPolicy, Verdict
-from ...security.policy.release import MASKED, PADDED, ROTATED, Release
+from ...security.policy.release import MASKED
 from ...silo import config as configs
 from ...silo.admission import checks
 from ...silo.admission.checks import Outflow
 from ..console import printer
 from ..console.output import number
 from ..privacy import budget_text
-from .visibility import (
-    FOR_SILOS,
-    ROWS,
-    SHARED,
-    revealed_by_likeness,
-    starts_from,
-    together,
-    unbounded,
-    way_of,
-)
+from .overview import WIDTH, blind, census, heading, part_line, rounds, wrapped
+from .visibility import revealed_by_likeness, starts_from, together, unbounded
 
-WIDTH = 100
-READ = {  # who reads what leaves in a form that hides it
-    MASKED: "masked; readable only as a sum over the round's silos",
-    FOR_SILOS: (
-        "masked; readable only as a sum over the round's silos, by silos, or by the coordinator if"
-        " a silo colludes with it"
-    ),
-    SHARED: (
-        "secret-shared among the silos; the coordinator reads only lengths and similarity, with"
-        " colluding silos or without"
-    ),
-    PADDED: (
-        "padded; the other silos read only weighted means, the coordinator nothing, unless a silo"
-        " colludes with it: then all of it"
-    ),
-    ROTATED: (
-        "rotated; the coordinator reads only lengths and similarity, unless a silo colludes with"
-        " it: then all of it"
-    ),
-}
 UNDER_SHARED_NOISE = {  # what becomes of limits.max_step, a bound in a silo's own steps (traps.py)
     "record": (
         "; limits.max_step has no effect on what silos sum under shared noise, because no silo"
@@ -162,15 +134,10 @@ def _lines(
     plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]
 ) -> Iterator[str]:
     job = plan.job
-    yield from _wrapped(
-        f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds",
-        "",
-    )
-    yield f"digest {job.digest}"
-    yield f"signed by {signer}"
+    yield from heading(job, signer)
     # First the facts about all rounds, then the tensors of each phase.
     for fact in filter(None, _facts(plan, silo, policy, outflows)):
-        yield from _wrapped(fact, "")
+        yield from wrapped(fact)
     for outflow in outflows:
         yield from _phase(job, policy, outflow)
     yield ""
@@ -180,7 +147,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     """Facts about all rounds; empty texts for those that do not apply."""
     job = plan.job
     yield _on(job, policy)
-    yield _blind(job)
+    yield blind(job)
     yield together(job)
     yield starts_from(job)
     yield unbounded(plan)
@@ -188,7 +155,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
     if job.privacy is not None:
         yield from budget_text.budget_lines(job, policy)
     yield _declaration(job, silo)
-    yield _census(job)
+    yield census(job)
     yield _trust(plan, policy, outflows)
     yield revealed_by_likeness(plan)
 
@@ -199,26 +166,6 @@ def _on(job: Job, policy: Policy) -> str:
     alias = job.dataset != policy.dataset
     whose = f", whose records are those of {policy.dataset!r}" if alias else ""
     return f"on data set {job.dataset!r}{whose}"
-
-
-def _blind(job: Job) -> str:
-    if not job.security.required:
-        return ""
-    # All silos of the job read public weights; private ones are summed, masked like the values.
-    weights = "are written in the job" if job.security.weights == "public" else "are masked too"
-    colluders = number(job.security.colluders, "colluder")
-    return f"its sums are blind: {colluders} assumed; the silos' weights {weights}"
-
-
-def _census(job: Job) -> str:
-    if not job.counted:
-        return ""
-    # Colluders know which classes they hold, so they cannot hide another silo.
-    enough = job.min_holders + job.security.colluders
-    return (
-        "round 0 counts the silos that hold each class; rows of a class leave only if"
-        f" {enough} of {len(job.silos)} silos hold it"
-    )
 
 
 def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
@@ -245,20 +192,20 @@ def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
 def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
     """What leaves in each round of one phase."""
     yield ""
-    yield f"{_rounds(outflow)}:"
+    yield f"{rounds(outflow.first, outflow.last)}:"
     # Only announced: norms are checked on the values of each round.
     norms = _max_norms(job, policy, outflow)
     tensors, limits = outflow.decision.tensors, policy.file.limits
     for part, verdicts in groupby(tensors, key=lambda verdict: verdict.release.part):
-        yield from _part(part, list(verdicts), outflow, norms.get(part))
+        yield from _part(list(verdicts), outflow, norms.get(part))
     most = f"at most {limits.max_bytes_per_round:,}, in {limits.max_attempts_per_round} attempts"
-    yield from _wrapped(
+    yield from wrapped(
         f"{number(len(tensors), 'tensor')}, {outflow.size:,} bytes per round; the policy allows"
         f" {most}",
         "  ",
     )
     for reason in outflow.decision.whole:
-        yield from _wrapped(f"HELD BACK: {reason}", "  ")
+        yield from wrapped(f"HELD BACK: {reason}", "  ")
 
 
 def _looked_at(job: Job, policy: Policy) -> str:
@@ -314,28 +261,18 @@ def _declaration(job: Job, silo: str) -> str:
 
 def _objections(objections: Sequence[str]) -> Iterator[str]:
     for objection in objections:
-        yield from _wrapped(f"DECLINED: {objection}", "")
+        yield from wrapped(f"DECLINED: {objection}")
     if objections:
         yield ""
 
 
-def _rounds(outflow: Outflow) -> str:
-    if outflow.first == outflow.last:
-        return f"round {outflow.first}"
-    return f"rounds {outflow.first} to {outflow.last}, each"
-
-
-def _part(
-    part: str, verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None
-) -> Iterator[str]:
+def _part(verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None) -> Iterator[str]:
     """One part, a line per tensor; all tensors of a part leave in one form."""
-    release = verdicts[0].release
-    size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = ""
     if longest is not None:
         norm = f"; held back in a round in which its norm exceeds {longest:g}"
-    read = _read_by(release, outflow)
-    yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
+    releases = list(map(attrgetter("release"), verdicts))
+    yield from wrapped(f"{part_line(releases, outflow.readers)}{norm}", "  ")
 
     # columns, so that a person can run an eye down shapes and sizes
     cells = list(map(_cells, verdicts))
@@ -352,30 +289,15 @@ def _part(
             yield f"{row}  {rule}"
         # The line above names the tensor.
         for reason in verdict.reasons:
-            yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
-
-
-def _read_by(release: Release, outflow: Outflow) -> str:
-    # Rows are masked, too, but name their readers.
-    way = way_of(release)
-    if way == ROWS:
-        return (
-            f"masked and padded; each of {', '.join(release.readers)} reads only its own weighted"
-            " means of it"
-        )
-    return READ.get(way, f"read by {', '.join(outflow.readers)}")
+            yield from wrapped(
+                reason.removeprefix(f"tensor {verdict.release.part}/{name}: "), "      "
+            )
 
 
 def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
     release = verdict.release
     rule = "HELD BACK:" if verdict.reasons else f"leaves by rule {verdict.rule}"
     return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", rule
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    )
 
 
 def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:

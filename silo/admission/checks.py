@@ -142,7 +142,15 @@ def checked_cohort(
 
 
 def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
-    """What the policy says to all that silos upload in the job's rounds.
+    """What the policy says to all that silos upload in the job's rounds."""
+    return [
+        Outflow(first, last, *_decided(plan.job, roster, policy, releases))
+        for first, last, releases in uploads(plan)
+    ]
+
+
+def uploads(plan: JobPlan) -> Iterator[tuple[int, int, tuple[Release, ...]]]:
+    """All that a silo uploads in each round from a first to a last one, both included.
 
     Rounds in a row with equal uploads are one.
     """
@@ -152,11 +160,9 @@ def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
         releases = upload_releases(phase)
         if releases != last:  # a phase may begin for what comes down alone
             found[phase.round] = last = releases
-    return [
-        Outflow(first, following - 1, *_decided(plan.job, roster, policy, found[first]))
-        # Each ends where the next begins, the last one with the job.
-        for first, following in pairwise((*found, plan.job.length))
-    ]
+    # Each ends where the next begins, the last one with the job.
+    for first, following in pairwise((*found, plan.job.length)):
+        yield first, following - 1, found[first]
 
 
 def _decided(

@@ -151,7 +151,9 @@ def test_a_job(call, federation, tmp_path):
     ):
         signed = sign_document(document, rosters.load(roster), load_keys(operator), JOB)
         path.write_bytes(canonical_json(signed))
-        assert json.loads(call("job", "show", path, "--roster", roster)) == document
+        show = ("job", "show", path, "--roster", roster)
+        assert json.loads(call(*show, "--json")) == document
+        assert r"\x1b" in call(*show, code=1)
         check = ("policy", "check", path, "--policy", policy, "--roster", roster)
         assert r"\x1b" in call(*check, code=1)
         call(*check, "--json", code=1)

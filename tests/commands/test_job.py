@@ -17,7 +17,12 @@ from staddle.commands.federation import local_federation
 from staddle.commands.federation.round_text import in_words
 from staddle.commands.main import app
 from staddle.errors import LocalError
+from staddle.files.documents import canonical_json
 from staddle.security.dp.rdp import cost
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB as JOB_DOMAIN
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
 from staddle.security.preflight import size
 
 JOB = """
@@ -149,10 +154,64 @@ def test_a_good_job_is_signed(sign, folder):
     result, out = sign()
     assert result.exit_code == 0, result.exception
     assert "job 'first', method fedper" in result.output
-    shown = CliRunner().invoke(
-        app, ["job", "show", str(out), "--roster", str(folder / "roster.json")]
-    )
-    assert '"malignant"' in shown.output
+    show = ["job", "show", str(out), "--roster", str(folder / "roster.json")]
+    shown = CliRunner().invoke(app, [*show, "--json"]).output
+    assert json.loads(shown) == json.loads(out.read_text())["document"]
+    assert '"malignant"' in shown
+
+
+def shown(folder, out):
+    """What ``job show`` says to people, without its line breaks."""
+    arguments = ["job", "show", str(out), "--roster", str(folder / "roster.json")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    assert max(map(len, result.output.splitlines())) <= 100
+    return " ".join(result.output.split())
+
+
+def test_people_are_shown_who_signed_and_what_leaves(sign, folder):
+    _, out = sign(("seed =", 'dataset = "scans"\nparticipation = 0.5\nseed ='))
+    document = json.loads(out.read_text())["document"]
+    said = shown(folder, out)
+    for text in (
+        "job 'first', method fedper, model cnn-digits, 4 rounds digest ",
+        "signed by operator for 4 silos: a, b, c, d; 2 are drawn per round on data set 'scans'",
+        "task classification, classes = 2, records of shape [1, 8, 8]",
+        "in the clear: the coordinator sees what each silo uploads",
+        "no [privacy]: none of what leaves is differentially private",
+        "rounds 0 to 3, each: part 'extractor' (backbone), 52,232 bytes, read by coordinator",
+        "part 'metrics' (metric), 24 bytes, read by coordinator",
+    ):
+        assert text in said, said
+    parts = {part["name"] for phase in document["schema"] for part in phase["up"]}
+    assert set(re.findall(r"part '(\w+)'", said)) == parts
+    each = int(re.search(r"tensors, ([\d,]+) bytes per round", said)[1].replace(",", ""))
+    assert f"At most {4 * each:,} bytes of each silo in all rounds." in said
+
+
+def test_people_are_shown_what_is_hidden_and_what_noise_protects(sign, folder):
+    _, out = sign(PRIVATE, ("seed =", "min_cohort = 3\nseed ="))
+    said = shown(folder, out)
+    assert "private: noise of " in said
+    assert "protects: each record of a silo's data set." in said
+    assert "no [privacy]" not in said
+    _, out = sign(*blind("a = 40, b = 40, c = 40, d = 50"))
+    said = shown(folder, out)
+    assert "blind: each silo's upload is masked; the coordinator reads the sums" in said
+    assert "its sums are blind: 1 colluder assumed" in said
+    assert "52,224 bytes, masked; readable only as a sum over the round's silos" in said
+
+
+def test_a_job_of_other_code_is_shown_whole_and_not_to_people(sign, folder):
+    """Its parts follow from code that is not here."""
+    _, out = sign()
+    operator, roster = load_keys(folder / "operator"), rosters.load(folder / "roster.json")
+    document = json.loads(out.read_text())["document"] | {"method_digest": "0" * 64}
+    signed = sign_document(document, roster, operator, JOB_DOMAIN)
+    out.write_bytes(canonical_json(signed))
+    arguments = ["job", "show", str(out), "--roster", str(folder / "roster.json")]
+    assert "method_digest" in str(CliRunner().invoke(app, arguments).exception)
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output) == document
 
 
 @pytest.mark.parametrize(
