@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +50,22 @@ BASELINES = ("local", "fedavg")
 START_SECONDS = 120.0
 SILENCE_SECONDS = 300.0
 PICTURE = "result.svg"
+KEPT = """\
+Kept in {folder} until you remove it: keys, roster, configurations, policies, records, signed jobs,
+ledgers, models, results, logs. To look at it:
+  staddle job show {folder}/jobs/{job}.json --roster {folder}/roster.json
+  staddle ledger show {folder}/{first} --job {job}
+  staddle model show --model {folder}/{first}/state/jobs/{job}/model
+To use it further, start the coordinator and each silo, in a terminal each:
+  staddle coordinator run --config {coordinator}
+{silos}
+Then run a job under a new name. If it is private, raise epsilon in each silo's policy.toml first:
+  sed 's/{job}/again/' {folder}/jobs/{job}.toml > {folder}/jobs/again.toml
+  staddle job sign {folder}/jobs/again.toml --keys {folder}/operator \\
+    --roster {folder}/roster.json --out {folder}/jobs/again.json
+  staddle job submit {folder}/jobs/again.json --operator {folder}/operator.toml
+  staddle job watch again --operator {folder}/operator.toml
+"""
 
 
 def demo(
@@ -97,12 +114,9 @@ def demo(
     except BaseException:
         screen.show(f"Everything so far lies in {folder}")
         raise
-    if keep is None and sound:
-        screen.show(
-            f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder."
-        )
     if not sound:
-        raise LocalError("a ledger did not verify; see above")
+        raise LocalError(f"a ledger did not verify; see above. Everything lies in {folder}")
+    screen.show(*made.kept().splitlines())
 
 
 class Demo:
@@ -159,6 +173,9 @@ class Demo:
         # The address is known only once the coordinator listens, so silos are configured then.
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
+            # Whoever goes on with the folder starts it again where the silos' files look for it.
+            local_federation.write_coordinator(self._federation, names, TIMING, listen=address)
+            local_federation.write_operator(self._federation, address)
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 local_federation.write_silo(self._federation, silo, address, shard, jobs)
                 # One by one into the list that ``running`` stops: a failure leaves none behind.
@@ -180,6 +197,20 @@ class Demo:
             self._show_budgets()
         self._screen.show(f"{time.monotonic() - started:.0f} s in all.")
         return sound
+
+    def kept(self) -> str:
+        """What lies in the folder once the demo has ended, and the commands that go on with it."""
+        federation = self._federation
+        run = "  staddle silo run --config {}".format
+        return KEPT.format(
+            folder=quote(str(federation.folder)),
+            coordinator=quote(str(federation.coordinator_config)),
+            silos="\n".join(
+                run(quote(str(federation.silo_config(silo)))) for silo in federation.silos
+            ),
+            first=federation.silos[0],
+            job=f"demo-{self._methods[-1]}",
+        )
 
     def _signed(self, method: str, shards: list[Any]) -> Job:
         document = self._job(method)

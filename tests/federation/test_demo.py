@@ -1,15 +1,17 @@
 """The command that a stranger types first."""
 
 import re
+import shlex
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 from support.ledgers import first
 from typer.testing import CliRunner
 
 from staddle.commands.federation import demo
-from staddle.commands.federation.processes import ChildProcess
+from staddle.commands.federation.processes import ChildProcess, running
 from staddle.commands.main import app
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import ledger_folder, verify
@@ -42,11 +44,32 @@ def test_demo_trains_compares_and_verifies(tmp_path, fork_server, monkeypatch):
     assert "extractor" in shown.output
     assert "classifier" not in shown.output  # FedPer keeps it
     assert "exact" not in shown.output
+    _check_kept(done.stdout, folder, fork_server.launch)
     path = first(ledger_folder(folder / "silo-2" / "state"))
     text = path.read_text()
     path.write_text(text.replace('"round":1', '"round":0', 1))
     broken = staddle("ledger", "verify", str(folder / "silo-2" / "state"))
     assert broken.exit_code == 1
+
+
+def _check_kept(said, folder, launch):
+    """The commands that the demo tells work: what lies there can be read, and started again."""
+    lines = said.replace("\\\n", "").splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("  staddle ")]
+    by_name = {" ".join(words[:2]): words for words in commands}
+    for name in ("job show", "ledger show", "model show"):
+        shown = staddle(*by_name[name])
+        assert shown.exit_code == 0, (shown.output, shown.exception)
+    runs = [words for words in commands if words[1] == "run"]
+    daemons = []
+    with running(daemons):
+        for noun, _, _, config in runs:
+            daemons.append(ChildProcess(noun, ("-m", f"staddle.{noun}"), Path(config), launch))
+            daemons[-1].wait_for({"coordinator": "listening", "silo": "connected"}[noun], 120)
+        listed = staddle("job", "list", *by_name["job submit"][-2:])
+    assert len(runs) == 3
+    assert listed.output.count("ended completed") == 3, listed.exception
+    assert (folder / "jobs" / "demo-fedper.toml").exists()
 
 
 def test_demo_names_the_known_methods():
