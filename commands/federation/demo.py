@@ -173,7 +173,7 @@ class Demo:
         # The address is known only once the coordinator listens, so silos are configured then.
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
-            # Whoever goes on with the folder starts it again where the silos' files look for it.
+            # Whoever uses the folder later starts it where the silos' files look for it.
             local_federation.write_coordinator(self._federation, names, TIMING, listen=address)
             local_federation.write_operator(self._federation, address)
             for silo, shard in zip(self._federation.silos, shards, strict=True):
@@ -199,7 +199,7 @@ class Demo:
         return sound
 
     def kept(self) -> str:
-        """What lies in the folder once the demo has ended, and the commands that go on with it."""
+        """What lies in the folder once the demo has ended, and the commands that use it further."""
         federation = self._federation
         run = "  staddle silo run --config {}".format
         return KEPT.format(

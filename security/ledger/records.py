@@ -175,8 +175,9 @@ class Paid(Strict):
     ``{"dataset":"cxr-2024","ids":[12,19],"noise":"local"}``.
 
     ``ids`` are reservations of the data set's privacy budget, by their seq in its log
-    (security/dp/budget.py). ``noise`` is the job's: "shared" where its silos share that of sums, so
-    what this message gives to one is protected there, by the shares of others, and not as it is.
+    (security/dp/budget.py). ``noise`` says whose noise the tensors have. "local": all of it is this
+    silo's own. "shared": they have this silo's share, so not they are protected but the sum that
+    they go into, by the shares of others.
     """
 
     dataset: Text

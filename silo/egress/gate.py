@@ -332,7 +332,7 @@ class Gate:
         # which job, by which rule, in which form, for whom, paid by which reservations.
         releases, readers = outgoing.releases, outgoing.readers
         dataset = self._policy.on(declared.dataset).dataset
-        # Only in a sum do the shares of others protect it.
+        # Silos share the noise of sums alone: what leaves in another form has local noise.
         noise = {MASKED: declared.noise}.get(outgoing.form, "local")
         record = records.Intent(
             silo=self._ledger.silo,

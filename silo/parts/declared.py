@@ -73,7 +73,7 @@ class Declared:
     silos: tuple[str, ...] = ()  # of a blind job
     packages: tuple[Package, ...] = ()  # whose code the job runs
     dataset: str | None = None  # that the job asks for, if it does
-    noise: Noise = "local"  # "shared": that of the sums of a private job is its silos' together
+    noise: Noise = "local"  # "shared": the silos of a private job share the noise of its sums
     # what evaluation counts; None for the task of an installed package
     counting: Counting | None = None
 

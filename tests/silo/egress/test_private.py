@@ -281,6 +281,8 @@ def test_what_leaves_hidden_has_its_taint_and_was_paid_for(keyed, tmp_path, form
         with pytest.raises(DeniedError, match=words):
             getattr(world, form)(taint)
     world.nothing_left()
+    # Silos share the noise of sums alone, and no sum is of this.
+    world.declares = replace(world.declared, noise="shared")
     getattr(world, form)(paid(*IDS))
     intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == (
@@ -325,11 +327,11 @@ def summing(tmp_path_factory):
     return Made(files, roster, load_keys(keys))
 
 
-def masked(made, folder, bundle):
+def masked(made, folder, bundle, noise="local"):
     """One masked upload of the first of them, through its gate."""
     world = Keyed.__new__(Keyed)
     World.__init__(world, made, folder, policies.parse(MASKED.encode(), "policy.toml"))
-    world.declares = replace(DECLARED, records=None, silos=FOUR)
+    world.declares = replace(DECLARED, records=None, silos=FOUR, noise=noise)
     world.gate._paid = lambda _, number, job: number in IDS and job == world.declares.digest
     spend(world.ledger, 7, "1.5")
     masking = Masking(specify(FRAME, FOUR, 0), FOUR[0], (), FOUR, None)
@@ -340,16 +342,19 @@ def masked(made, folder, bundle):
     return world
 
 
-def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("noise", ["local", "shared"])
+def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(
+    summing, tmp_path, monkeypatch, noise
+):
     monkeypatch.setattr("support.recording_gate.SILO", FOUR[0])
     given = payload(FOUR[0])
     taints = {part.name: {spec.name: paid(4) for spec in part.wire} for part in PARTS}
     taints["model"][WEIGHT] = paid(2)
-    world = masked(summing, tmp_path / "good", Contributions(given, taints))
+    world = masked(summing, tmp_path / "good", Contributions(given, taints), noise)
     intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == (
         "masked",
-        {"dataset": "data", "ids": [2, 4], "noise": "local"},
+        {"dataset": "data", "ids": [2, 4], "noise": noise},
     )
     assert taints_of(world) == {"noised"}
     taints["model"][WEIGHT] = EXACT
