@@ -1,5 +1,6 @@
 """Accuracy by method and epsilon: a table in Markdown, and an SVG without a plotting library."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 760, 430
@@ -66,17 +67,30 @@ def chart(cells: tuple[Cell, ...]) -> str:
 
     The first method is drawn with dashes.
     """
-    methods, epsilons = axes(cells)
+    return charts({"": cells})
+
+
+def charts(panels: Mapping[str, tuple[Cell, ...]]) -> str:
+    """Such lines for several sets of records, one below another, each under its name."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT * len(panels)}">',
         '<g font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        f'<rect width="{WIDTH}" height="{HEIGHT * len(panels)}" fill="#ffffff"/>',
     ]
+    for number, (name, cells) in enumerate(panels.items()):
+        parts += [f'<g transform="translate(0 {HEIGHT * number})">', *panel(name, cells), "</g>"]
+    return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
+
+
+def panel(name: str, cells: tuple[Cell, ...]) -> list[str]:
+    """The lines of one set of records."""
+    methods, epsilons = axes(cells)
+    parts = [f'<text x="{RIGHT + 20}" y="{TOP + 4}" font-weight="bold">{name}</text>']
     for percent in range(0, 101, 20):
         y = height(percent / 100)
         parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}" stroke="#dddddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{percent} %</text>')
-    step = (RIGHT - LEFT) / len(epsilons)
+    step = (RIGHT - LEFT) / max(len(epsilons), 1)
     middle = {epsilon: LEFT + step * (i + 0.5) for i, epsilon in enumerate(epsilons)}
     for epsilon, x in middle.items():
         label = f"ε = {epsilon}" if epsilon != "none" else "no privacy"
@@ -94,7 +108,7 @@ def chart(cells: tuple[Cell, ...]) -> str:
             low, high = height(min(cell.values)), height(max(cell.values))
             parts.append(f'<line x1="{x:g}" y1="{low}" x2="{x:g}" y2="{high}" stroke="{colour}"/>')
             parts.append(f'<circle cx="{x:g}" cy="{height(cell.mean)}" r="3" fill="{colour}"/>')
-        y = TOP + 20 + 22 * number
+        y = TOP + 30 + 22 * number
         parts.append(
             f'<line x1="{RIGHT + 20}" y1="{y}" x2="{RIGHT + 50}" y2="{y}"'
             f' stroke="{colour}"{dashes}/>'
@@ -105,7 +119,7 @@ def chart(cells: tuple[Cell, ...]) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 12}">accuracy on held-out records; lines: least to largest'
         " seed</text>"
     )
-    return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
+    return parts
 
 
 def height(value: float) -> float:

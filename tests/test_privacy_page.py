@@ -76,15 +76,18 @@ def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
 def test_the_figures_that_a_plan_shows_are_those_of_the_page():
     text = (PAGE.parent / "private-training.md").read_text(encoding="utf-8")
     section = text.partition("\n## Accuracy with shared noise\n")[2].partition("\n## ")[0]
+    table = section.partition("\n### MNIST")[2].partition("\n###")[0]
+    (head,) = re.findall(r"^\| method \|(.*) no privacy \|$", table, re.MULTILINE)
+    epsilons = [int(found) for found in re.findall(r"ε = (\d+)", head)]
+    assert epsilons == [1, 2, 4, 8]
     for row, figures in (
-        ("private training alone | local", promise.ALONE),
-        ("FedAvg | local", promise.LOCAL),
-        ("FedAvg | shared", promise.SHARED),
+        ("alone", promise.ALONE),
+        ("fedavg, local", promise.LOCAL),
+        ("fedavg, shared", promise.SHARED),
     ):
-        (mean,) = re.findall(
-            rf"^\| {re.escape(row)} \| [0-9.]+ \| 3 \| ([0-9.]+)", section, re.MULTILINE
-        )
-        assert figures == {4: round(float(mean))}, row
+        (cells,) = re.findall(rf"^\| {row} \|(.*)\|$", table, re.MULTILINE)
+        means = [round(float(cell.split()[0])) for cell in cells.split("|")[:4]]
+        assert figures == dict(zip(epsilons, means, strict=True)), row
 
 
 def test_the_table_of_shared_noise_has_the_methods_that_sum_steps():
