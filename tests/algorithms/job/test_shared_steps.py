@@ -366,7 +366,7 @@ def test_a_document_has_shared_noise_and_says_nothing_of_local_noise():
     assert (document["privacy"]["noise"], document["privacy"]["dishonest"]) == ("shared", 1)
     assert Job.from_document(document, "job", ()) == shared_job()
     local = shared_job(privacy={"noise": "local"}).document()
-    assert not {"noise", "dishonest", "local_rate"} & set(local["privacy"])
+    assert not {"noise", "dishonest", "local_rate", "unit"} & set(local["privacy"])
     with refused("no step of it has local noise; take it out"):
         shared_job(privacy={"local_rate": 0.5}).method()
 

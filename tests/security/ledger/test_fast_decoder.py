@@ -45,9 +45,10 @@ def lines(tmp_path_factory):
         book.write_ingress(ledger, round_number=1, sender=book.PEER, **odd)
     found = book.stored(folder)
     book.keyed(folder / "keyed")
-    book.private(folder / "private")
+    book.private(folder / "private", noise="shared")
     found += book.stored(folder / "keyed")[1:] + book.stored(folder / "private")[1:]
     intents = [record for record in found if record["type"] == "egress.intent"]
+    paid = next(intent for intent in intents if intent["dp"])
     older = [
         {key: value for key, value in intents[0].items() if key not in lacking}
         for lacking in (
@@ -58,6 +59,7 @@ def lines(tmp_path_factory):
             ("secagg", "hidden", "dp"),
         )
     ]
+    older.append({**paid, "dp": {key: paid["dp"][key] for key in ("dataset", "ids")}})
     return [canonical_json(record) for record in [*found, *older]]
 
 

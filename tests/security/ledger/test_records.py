@@ -79,6 +79,15 @@ def test_what_paid_for_a_message_is_named_once_and_in_order():
     assert r.Paid.of("cxr", book.RELEASES) is None
 
 
+def test_what_paid_says_whose_noise_it_is_and_in_older_records_it_was_the_silos_own():
+    releases = [replace(book.RELEASES[0], ledger_ids=(2,))]
+    shared = r.Paid.of("cxr", releases, "shared")
+    assert shared == r.Paid(dataset="cxr", ids=(2,), noise="shared")
+    older = r.Paid.model_validate_json('{"dataset":"cxr","ids":[2]}')
+    assert older == r.Paid.of("cxr", releases) != shared
+    assert older.noise == "local"
+
+
 def test_heads_of_a_log_are_recorded_by_size_and_root():
     spent = r.PrivacyHead.of("cxr", HEAD, epsilon="1", delta="0.1", limit="8")
     held = r.WitnessRecord.of("silo-b", HEAD)
