@@ -109,8 +109,8 @@ def settings(
     }
 
 
-# Chosen on other seeds, and for MNIST on other records. A rate is that of the mean of gradients
-# that are cut to the clip.
+# From a few runs on other seeds, for MNIST on other records; some rates are interpolated. A rate is
+# that of the mean of gradients that are cut to the clip.
 DATA = {
     "digits": Data(
         TEN[:4],

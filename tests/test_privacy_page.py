@@ -90,6 +90,14 @@ def test_the_figures_that_a_plan_shows_are_those_of_the_page():
         assert figures == dict(zip(epsilons, means, strict=True)), row
 
 
+def test_the_figures_that_a_plan_for_whole_silos_shows_are_those_of_the_page():
+    text = (PAGE.parent / "private-training.md").read_text(encoding="utf-8")
+    section = text.partition("\n### Whole silos\n")[2].partition("\n###")[0]
+    alone, shared, _ = re.findall(r"\| ([0-9.]+) \(", section)
+    assert f"FedAvg reached {float(shared):.0f} %" in promise.WHOLE_SILOS
+    assert f"training alone {float(alone):.0f} %" in promise.WHOLE_SILOS
+
+
 def test_the_table_of_shared_noise_has_the_methods_that_sum_steps():
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition('| methods | with `noise = "shared"` |\n')[2].partition("\n\n")[0]

@@ -47,8 +47,9 @@ def _whom(table: PrivacyTable, silos: int) -> str:
 
 
 WHOLE_SILOS = (
-    "a shared model that is worse than training alone, unless there are thousands of silos, more"
-    " than a blind job can have today: docs/privacy.md, A whole silo"
+    "a shared model that is far worse than training alone, which reveals nothing. With 100 silos on"
+    " MNIST at epsilon 8 FedAvg reached 62 %, training alone 86 %: docs/private-training.md, Whole"
+    " silos"
 )
 
 

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from federation.conftest import free_port
 from support.ledgers import first
 from typer.testing import CliRunner
 
-from staddle.commands.federation import demo
+from staddle.commands.federation import demo, local_federation
 from staddle.commands.federation.processes import ChildProcess, running
 from staddle.commands.main import app
 from staddle.errors import LocalError
@@ -21,10 +22,15 @@ def staddle(*arguments):
     return CliRunner().invoke(app, [*arguments])
 
 
+# two federations, one after the other
+@pytest.mark.timeout(600)
 def test_demo_trains_compares_and_verifies(tmp_path, fork_server, monkeypatch):
     """With differential privacy; without, CI runs the README's own, in processes as shipped."""
     monkeypatch.setattr(demo, "ChildProcess", partial(ChildProcess, launch=fork_server.launch))
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own stay
+    # The coordinator is started again where it listened, and nobody may have taken the port then.
+    listening = partial(local_federation.write_coordinator, listen=f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(local_federation, "write_coordinator", listening)
     folder = tmp_path / "kept"
     options = ("--rounds", "2", "--silos", "2", "--method", "fedper", "--keep", str(folder))
     done = staddle("demo", "--private", *options)

@@ -4,7 +4,10 @@ import numpy as np
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.security.blind.plan import simulated
 
 TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
 
@@ -23,6 +26,16 @@ def make_data(n, seed=0, classes=3, shape=(1, 8, 8)):
     y = rng.integers(0, classes, n)
     x = rng.normal(size=(n, *shape)) + y.reshape(-1, *(1 for _ in shape))
     return Dataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
+
+
+def run_private(job, shards, random):
+    """A blind private job, simulated; ``random`` is the randomness of all silos and steps."""
+    return simulate(
+        job,
+        shards,
+        private=lambda _: PrivateSilo(MemoryAccount(job), lambda: random),
+        exchanges=simulated(job),
+    )
 
 
 def make_shards(job, n=24):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobs import make_data, make_job
+from support.jobs import make_data, make_job, run_private
 from support.refusals import refused
 from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.course import ContributionsAndState, Effort
 from staddle.algorithms.engines import engine
-from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Contribution, Sum
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import SHARED, TRAINING, Spend, job_spends, round_spends
@@ -34,7 +33,6 @@ from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training import private_round
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.algorithms.training.silo_round import local_round
-from staddle.security.blind.plan import simulated
 
 SILOS = ["a", "b", "c", "d"]
 PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 1.0, "sigma": "2.0", "noise": "shared"}
@@ -82,13 +80,7 @@ def shards(job):
 
 
 def run(job, random=None, data=None):
-    random = random or Told()
-    return simulate(
-        job,
-        data or shards(job),
-        private=lambda _: PrivateSilo(MemoryAccount(job), lambda: random),
-        exchanges=simulated(job),
-    )
+    return run_private(job, data or shards(job), random or Told())
 
 
 def clipped_gradients(module, data, clip):

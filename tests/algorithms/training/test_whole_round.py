@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support.jobs import make_data, make_job
+from support.jobs import make_data, make_job, run_private
 from support.refusals import refused
 from torch.testing import assert_close
 
@@ -70,13 +70,7 @@ def shards(job):
 
 
 def run(job, random=None, data=None):
-    random = random or Told()
-    return simulate(
-        job,
-        data or shards(job),
-        private=lambda _: PrivateSilo(MemoryAccount(job), lambda: random),
-        exchanges=simulated(job),
-    )
+    return run_private(job, data or shards(job), random or Told())
 
 
 def plain_round(job, silo, data):
