@@ -812,6 +812,7 @@ class OpenMessage:
     names: list[tuple[str, str]]  # part and name of each tensor
     digest: dict[str, Any] | None = None
     leaf: str = ""  # hash of the digest's line
+    roster: str = ""  # digest of the roster that the last start before the digest names
     root: str = ""  # of the records up to it, where it is asked for
 
     @property
@@ -1207,7 +1208,7 @@ class Account:
             )
         if named(record) != message.hashed or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
-        message.digest, message.leaf = record, self._leaf
+        message.digest, message.leaf, message.roster = record, self._leaf, self.roster
         if self.tree:
             message.root = self.tree.root().hex()
         self._counts["undigested"] -= 1
@@ -1423,6 +1424,19 @@ class VerifiedRoster:
             return False
         return has_signed(entry["protocol_key"], self.signed_bytes, signature)
 
+    def members(self, silo: str) -> str:
+        """SHA-256 of who the coordinator and a silo are: what its receipts are bound to."""
+        members = []
+        for entry in self.entries.values():
+            pair = entry["role"] == "coordinator" or (entry["role"], entry["id"]) == ("silo", silo)
+            if pair:
+                own = dict(entry)
+                for name in ("certificate", "spki_sha256", "signature"):
+                    del own[name]
+                members.append(own)
+        document = {"federation": self.federation, "members": members}
+        return hashlib.sha256(framed("staddle/members/1", canonical(document))).hexdigest()
+
     def keys(self) -> dict[str, Key]:
         """The key of each silo's ledger, and that of the coordinator as a witness, by id.
 
@@ -1594,7 +1608,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
     def settled(message: OpenMessage, outcome: dict[str, Any]) -> None:
         if outcome["receipt"] is None:
             counts["without"] += outcome["status"] == "sent"
-        elif why := receipt_fault(message, outcome["receipt"], rosters.get(account.roster)):
+        elif why := receipt_fault(message, outcome["receipt"], rosters.get(message.roster)):
             counts["wrong"] += 1
             # All are counted, but only the first are shown.
             wrong.extend([f"the receipt of seq {outcome['seq']} {why}"][: MAX_SHOWN - len(wrong)])
@@ -1628,13 +1642,13 @@ def run_receipts(args: argparse.Namespace) -> Run:
 def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | None) -> str:
     """The fault of a receipt; empty if it holds.
 
-    The coordinator signed it under the roster of the last start.
+    The coordinator signed it as a member of the message's roster.
     """
     intent, digest = message.intent, message.digest
-    if not roster:
-        return "is under another roster; give it with a --roster more"
     if not digest:
         return "is for a message without digest, of which nobody can have received all"
+    if not roster:
+        return "is under another roster; give it with a --roster more"
     coordinator = roster.coordinator
     if intent["recipient"] != {"id": coordinator["id"], "spki": coordinator["spki_sha256"]}:
         return (
@@ -1646,7 +1660,7 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
     # fixes this part of the ledger.
     fields = {
         "federation": roster.federation,
-        "roster": roster.digest,
+        "members": roster.members(intent["silo"]),
         "silo": intent["silo"],
         "job": intent["job_digest"],
         "round": intent["round"],

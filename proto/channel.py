@@ -5,8 +5,8 @@ import sys
 
 from ..errors import LocalError
 
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+PROTOCOL_MIN = 2
+PROTOCOL_MAX = 2
 
 CHUNK_BYTES = 1024 * 1024  # bytes of tensors in one chunk frame
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tensors, or a signed job

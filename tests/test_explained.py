@@ -88,10 +88,10 @@ class Recording:
         write_start(self.ledger, "staddle 0.1.0", HASH, HASH)
         write_job_accept(self.ledger, "j1", HASH, "operator-1")
         self.control = write_control_open(self.ledger, "s1", PEER, 100, 10_000)
-        greeting = {"silo": "silo-a", "protocol_min": 1, "protocol_max": 1}
+        greeting = {"silo": "silo-a", "protocol_min": 2, "protocol_max": 2}
         greeting |= {"roster_digest": bytes.fromhex(HASH)}
         greeting |= {"challenge": bytes.fromhex(self.control.leaf)}
-        reply = pb.HelloReply(protocol=1, session=SESSION)
+        reply = pb.HelloReply(protocol=2, session=SESSION)
         self.unary("Hello", pb.HelloRequest(**greeting), reply)
         self.unary("Poll", pb.PollRequest(session=SESSION), pb.Task(round=pb.Round(**OF)))
 

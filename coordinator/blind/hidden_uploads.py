@@ -62,13 +62,13 @@ class HiddenUploadStore:
     ) -> None:
         self.signers = Signers.of(roster, plan.job.silos)
         self._plan = plan
-        digest = rosters.digest(roster)
+        digest = rosters.members_digest(roster, plan.job.silos)
         self.lines: Mapping[str, MixContext] = {
             name: plan.line(part, roster.federation, digest)
             for name, part in plan.uploads.items()
             if isinstance(part.exchange, Mix)
         }
-        self._federation, self._roster = roster.federation, digest
+        self._federation, self._members = roster.federation, digest
         self._here = {(each.round, each.part, each.silo): _here(each) for each in stored}
         self._taken: Counter[UploadKey] = Counter()
 
@@ -89,7 +89,7 @@ class HiddenUploadStore:
     def check_context(self, silo: str, round_: int, part: Part, context: bytes) -> None:
         """RefusedError MANIFEST unless an upload of this part may be bound to this context."""
         if isinstance(part.exchange, Gram):
-            fits = context == self._plan.use(part, round_).context(self._federation, self._roster)
+            fits = context == self._plan.use(part, round_).context(self._federation, self._members)
         else:
             # A hash over the version's number, which comes only with the silo's word (``check``).
             fits = len(context) == CONTEXT_BYTES
@@ -210,7 +210,7 @@ class HiddenUploadStore:
         )
 
     def fits(self, name: str, version: Version) -> bool:
-        """True for a version of this roster's line; else its key is gone: nobody can open it."""
+        """True for a version of these members' line; else its key is gone: nobody can open it."""
         here = self._here[version.round, name, version.silo]
         return here.context == version.context(self.lines[name])
 

@@ -103,7 +103,8 @@ class SecureSumRunner:
         roster, job = self._resources.roster, self._run.job
         # The specification holds the model's digest, made from the deliveries to the whole cohort.
         parts, model = self._resources.contributions.parts(job), await self._model(effect)
-        digest, weights = rosters.digest(roster), self._run.member_weights
+        digest = rosters.members_digest(roster, job.silos)
+        weights = self._run.member_weights
         frame = self._plan.frame(roster.federation, digest, model, parts, weights)
         # Survivors who signed an attempt that could not be opened repeat it: only with the same
         # cohort do their signatures count.

@@ -155,7 +155,7 @@ class RoundDeadline:
 class Unkeyed:
     """The key that the silos of a keyed job share fits no more.
 
-    The roster has changed: each roster begins a new key epoch (security rule 13).
+    One of its members has other keys, or is gone: a new key epoch (security rule 13).
     """
 
     reason: str

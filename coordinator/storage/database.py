@@ -109,7 +109,7 @@ HIDDEN = """
 CREATE TABLE contributions (            -- of each silo to the key its job's silos share
   job TEXT NOT NULL REFERENCES jobs(name),
   silo TEXT NOT NULL,
-  roster TEXT NOT NULL,                 -- digest of the roster that it is for
+  roster TEXT NOT NULL,                 -- digest of the members of the roster that it is for
   body BLOB NOT NULL,                   -- Contributed, without its session
   PRIMARY KEY (job, silo)
 ) STRICT;
@@ -215,7 +215,7 @@ class Submission:
 class StoredContribution:
     """A silo's contribution to the key of a job: key_contributions.py."""
 
-    roster: str  # digest of the roster that it is for, hex
+    members: str  # digest of the coordinator and silos that it is for, hex
     body: bytes
 
 
@@ -609,13 +609,13 @@ class Database:
 
     # The keys that silos share.
 
-    def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
+    def add_contribution(self, job: str, silo: str, members: str, body: bytes) -> None:
         """Note a silo's contribution to the key of a job; each contributes once.
 
         A second one is an error of SQLite: it would change a key that silos may already have.
         """
         self._connection.execute(
-            "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body)
+            "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, members, body)
         )
 
     def contribution(self, job: str, silo: str) -> StoredContribution | None:
@@ -632,7 +632,7 @@ class Database:
             rows = self._connection.execute(
                 "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
             ).fetchall()
-        return {silo: StoredContribution(roster, body) for silo, roster, body in rows}
+        return {silo: StoredContribution(members, body) for silo, members, body in rows}
 
     # What a fold gave.
 

@@ -26,24 +26,24 @@ NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 
 class KeyContributions:
-    """Contributions to the keys of all jobs, under the roster that this coordinator has.
+    """Contributions to the keys of all jobs, by the silos as this coordinator's roster has them.
 
     Everything that it keeps is public, or sealed to single silos.
     """
 
     def __init__(self, roster: rosters.Roster, database: Database) -> None:
         self._roster = roster
-        self._digest = rosters.digest(roster)
         self._database = database
 
     def fault(self, job: Job) -> str:
         """Why a keyed job cannot continue under this roster, and what to do; "" if it can."""
-        # A group key is of one roster: each change of it begins a new epoch (security rule 13).
+        # A group key is of these members: others, or other keys, begin a new epoch (security rule
+        # 13).
         gone = sorted(set(job.silos) - self._roster.silo_ids)
-        held = {kept.roster for kept in self._database.contributions(job.name).values()}
-        if not gone and held <= {self._digest}:
+        held = {kept.members for kept in self._database.contributions(job.name).values()}
+        if not gone and held <= {self._members(job)}:
             return ""
-        why = "the roster has changed since its silos contributed to the key that they share"
+        why = "a silo or the coordinator has other keys than when its silos made the one they share"
         if gone:
             why = (
                 f"the roster no longer has {', '.join(gone)}, and the key that its silos share"
@@ -87,7 +87,7 @@ class KeyContributions:
         if kept is not None:
             why = f"contributes to the key of job {job.name!r} a second time, and not the same"
             raise RefusedError(silo, "SECURE", f"{Code.EQUIVOCATION}: {why}")
-        # (3) It is signed for this job and roster, and has a piece for each of the others.
+        # (3) It is signed for this job and its members, and has a piece for each of the others.
         epoch = Epoch.of(self._roster, job.silos, job.digest)
         with step_codes():
             check_contribution(
@@ -97,7 +97,10 @@ class KeyContributions:
 
     def keep(self, job: Job, silo: str, body: bytes) -> None:
         """Store the result of ``taken``, inside the caller's transaction."""
-        self._database.add_contribution(job.name, silo, self._digest, body)
+        self._database.add_contribution(job.name, silo, self._members(job), body)
+
+    def _members(self, job: Job) -> str:
+        return rosters.members_digest(self._roster, job.silos)
 
     def bodies(self, job: Job) -> Mapping[str, bytes]:
         """All silos' contributions to the key of a job; empty until all are here.

@@ -89,7 +89,7 @@ class Receiving:
         sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
         receipt = Receipt(
             federation=self._roster.federation,
-            roster=self.roster_digest,
+            members=rosters.members_digest(self._roster, (silo,)),
             silo=silo,
             job=job.digest,
             round=round_,

@@ -5,12 +5,12 @@ Each silo contributes 32 random bytes, sealed to every other one (sealing.py), a
 X25519 key, public half, for what is sealed to it within the job. It signs both. What they make, in
 order of ids::
 
-    ctx   SHA-256(framed(GROUP_CONTEXT, federation, roster digest, job digest, epoch))
+    ctx   SHA-256(framed(GROUP_CONTEXT, federation, members digest, job digest, epoch))
     all   SHA-256(framed(GROUP_ALL, sealing_1, prekey_1, …, sealing_n, prekey_n))
     key   HKDF(secret_1 ‖ … ‖ secret_n, salt = ctx, info = framed(GROUP_KEY, all))
 
-One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under
-one roster: silos of another job, or of a later roster, have nothing of it. Where a silo signed two
+One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job and
+its members: silos of another job, or with other keys, have nothing of it. Where a silo signed two
 contributions to one epoch, and the coordinator showed each to half of the others, their keys
 differ. So each round's specification has ``all`` (``RoundSpec.key_parts``): silos sign nothing with
 others that made another key, and give nothing under it.
@@ -51,16 +51,16 @@ from .sealing import (
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One agreement on the key: roster and job (digests, hex), and each silo's X25519 key.
+    """One agreement on the key: members and job (digests, hex), and each silo's X25519 key.
 
     ``exchange_keys`` are raw X25519 public keys of the roster, 32 bytes each, by silo of the job.
-    The context covers number, federation, job and roster, and the roster has the keys. So nothing
+    The context covers number, federation, job and members, and those have the keys. So nothing
     that is signed for one epoch holds in another.
     """
 
     number: int
     federation: str
-    roster: str
+    members: str  # ``rosters.members_digest`` of the job's silos
     job: str
     exchange_keys: Mapping[str, bytes]
 
@@ -84,11 +84,12 @@ class Epoch:
             f"the job has {', '.join(gone)}, of which roster version {roster.version} has no"
             " silo; sign the job again, for silos of the roster",
         )
-        return cls(number, roster.federation, rosters.digest(roster), job_digest, keys)
+        members = rosters.members_digest(roster, job_silos)
+        return cls(number, roster.federation, members, job_digest, keys)
 
     def context(self) -> bytes:
         """Ctx, 32 bytes."""
-        digests = (bytes.fromhex(self.roster), bytes.fromhex(self.job))
+        digests = (bytes.fromhex(self.members), bytes.fromhex(self.job))
         return hashlib.sha256(
             framed(GROUP_CONTEXT, self.federation.encode(), *digests, self.number.to_bytes(8))
         ).digest()

@@ -5,7 +5,7 @@ of the line, and ``SHA-256(framed(MIX_VERSION, line, silo, round, attempt, numbe
 one upload::
 
     {"federation":"lung","group":{"clip_exponent":3,"elements":62006,"name":"extractor",…},"job":"j1","key_epoch":2,
-     "job_digest":"5c1f…","prg":2,"protocol":"staddle-mix/1","roster":"9f86…","schema_digest":"9a0b…"}
+     "job_digest":"5c1f…","members":"9f86…","prg":2,"protocol":"staddle-mix/1","schema_digest":"9a0b…"}
 """
 
 import hashlib
@@ -52,13 +52,13 @@ def mix_group(name: str, elements: int, clip_exponent: int) -> Group:
 class MixContext(Strict):
     """The line that uploads are mixed in: a tensor group of a job, in one epoch of the group key.
 
-    A new roster begins a new epoch, and so new lines: uploads that are stored under the old one
-    expire.
+    Other members, or other keys of theirs, begin a new epoch, and so new lines: uploads that are
+    stored under the old one expire.
     """
 
     protocol: Literal["staddle-mix/1"] = "staddle-mix/1"
     federation: Id
-    roster: Hex32
+    members: Hex32  # ``rosters.members_digest`` of the job's silos
     key_epoch: Number
     job: Id
     job_digest: Hex32

@@ -199,12 +199,12 @@ class RoundPlan:
     def frame(
         self,
         federation: str,
-        roster: str,
+        members: str,
         model: str,
         parts: bytes = b"",
         weights: Callable[[str], Mapping[str, float]] | None = None,
     ) -> Frame:
-        """The frame of its sum; ``roster`` and ``model`` are digests, of roster and delivery.
+        """The frame of its sum; ``members`` and ``model`` are digests, of silos and delivery.
 
         ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by
         silo, are those of rows that the coordinator weighs (``Method.member_weights``); silos have
@@ -212,20 +212,20 @@ class RoundPlan:
         """
         job, said, method = self.job, self.job.security, self.job.method()
         declared: Mapping[str, int] = said.counts
-        members = method.directed_for == "members"
+        by_members = method.directed_for == "members"
 
         # Both ends know the weights of a row by the job, or the coordinator alone has them.
         rows: dict[str, Mapping[str, float]] = {}
         for part, silo in product(self.rows, self.readers):
             name = row_name(part.name, silo)
-            if members:
+            if by_members:
                 rows[name] = weights(silo) if weights else {}
             else:
                 rows[name] = method.row_weights(self.round, silo)
 
         return Frame(
             federation=federation,
-            roster=roster,
+            members=members,
             job=job.name,
             job_digest=job.digest,
             round=self.round,
@@ -242,7 +242,7 @@ class RoundPlan:
             tagged=job.keyed,
             counts=tuple(sorted(declared.items())),
             rows=rows,
-            brought=frozenset(rows) if members else frozenset(),
+            brought=frozenset(rows) if by_members else frozenset(),
         )
 
 
@@ -365,17 +365,17 @@ class JobPlan:
                     return (SumDown(part, min(end, round_) - 1, index),)
         return ()
 
-    def line(self, part: Part, federation: str, roster: str) -> MixContext:
-        """The context of all uploads of a Mix part; ``roster`` is the digest of the roster.
+    def line(self, part: Part, federation: str, members: str) -> MixContext:
+        """The context of all uploads of a Mix part; ``members`` is the digest of the job's silos.
 
-        The key is made once for a job and its roster, so its epoch is 0
+        The key is made once for a job and its silos, so its epoch is 0
         (security/blind/group_key.py).
         """
         # All tensors of a part make one vector, with one upload, one seed and one tag.
         own = mix_group(part.name, elements_of(part.tensors), self.job.security.clip_exponent)
         return MixContext(
             federation=federation,
-            roster=roster,
+            members=members,
             key_epoch=0,
             job=self.job.name,
             job_digest=self.job.digest,

@@ -333,7 +333,7 @@ class Quantised:
         nothing = "0" * 64  # no mask is made, so nothing is bound to it
         return Frame(
             federation="none",
-            roster=nothing,
+            members=nothing,
             job="none",
             job_digest=nothing,
             round=0,

@@ -9,6 +9,8 @@ length, 8 bytes big-endian::
 
 ENTRY = b"staddle/entry/1"  # a member over its own public entry: it holds the protocol key
 ROSTER = b"staddle/roster/1"  # a founder over a roster
+# hashed: the members of a roster who do something together
+MEMBERS = b"staddle/members/1"
 JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
 MODEL = b"staddle/model/1"  # a silo over the files of a trained model
@@ -107,6 +109,7 @@ SIGNED = (
     MIX_ROW,
 )
 HASHED = (
+    MEMBERS,
     SECAGG_CONTEXT,
     SECAGG_MODEL,
     SECAGG_SHARE,

@@ -16,7 +16,7 @@ threshold and the fingerprints of the founders' keys, so that a swapped file is 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -32,7 +32,7 @@ from ...files.documents import (
     write_atomic,
 )
 from ..faults import check_local
-from .domains import ROSTER, framed
+from .domains import MEMBERS, ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
 from .selection import among, without
 
@@ -231,9 +231,26 @@ def signed_bytes(roster: Roster) -> bytes:
 def digest(roster: Roster) -> str:
     """SHA-256 (hex) of the framed signed bytes: names the roster, whoever has signed it so far.
 
-    Signed documents, secure sums and receipts name the roster by it.
+    Ledgers, greetings and attestations name the roster by it.
     """
     return hashlib.sha256(framed(ROSTER, signed_bytes(roster))).hexdigest()
+
+
+def members_digest(roster: Roster, silos: Collection[object]) -> str:
+    """SHA-256 (hex) of who the coordinator and these silos are, by the roster.
+
+    Jobs, their keys and sums, and receipts are bound to it: they hold under a later roster, too, as
+    long as these members keep their organisations and keys. Certificates are left out, so a renewed
+    one changes nothing; other members change nothing either. A silo that the roster lacks is left
+    out.
+    """
+    members = [
+        entry.model_dump(mode="json", exclude={"certificate", "spki_sha256", "signature"})
+        for entry in roster.entries
+        if entry.role is Role.COORDINATOR or (entry.role is Role.SILO and entry.id in silos)
+    ]
+    document = {"federation": roster.federation, "members": members}
+    return hashlib.sha256(framed(MEMBERS, canonical_json(document))).hexdigest()
 
 
 def sign(roster: Roster, keys: Keys) -> Roster:

@@ -1,9 +1,9 @@
 """A signed document: from an operator to silos that do not trust the coordinator with it.
 
 Canonical JSON, here with line breaks; the signature is over everything else in it, so it names its
-signer and the roster under which it was made::
+signer, and by a digest the coordinator and silos that its signer meant::
 
-    {"document":{"method":"fedavg","rounds":20},"roster":"9f86d0…","signature":"a1b2…","signer":"operator-1"}
+    {"document":{"rounds":20,"silos":["a","b"]},"members":"9f86d0…","signature":"a1b2…","signer":"operator-1"}
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from .keys import Hex32, Hex64, Id, Keys, Role
 
 
 class SignedDocument(Strict):
-    """A document, who signed it, and under which roster."""
+    """A document, who signed it, and the digest of the members that it is for."""
 
     document: dict[str, Any]
     signer: Id
-    roster: Hex32
+    members: Hex32  # ``rosters.members_digest`` of the document's ``silos``
     signature: Hex64
 
     def signed_bytes(self) -> bytes:
         """The bytes that are signed, behind the label.
 
-        Canonical JSON of all fields but the signature: the signer and the roster are signed, too.
+        Canonical JSON of all fields but the signature: the signer and the members are signed, too.
         """
         return canonical_json(self.model_dump(exclude={"signature"}))
 
@@ -49,7 +49,7 @@ def sign_document(
     found = SignedDocument(
         document=dict(document),
         signer=signer.id,
-        roster=rosters.digest(roster),
+        members=_members(document, roster),
         # A placeholder of the right form, which the signed bytes leave out.
         signature="0" * 128,
     )
@@ -78,18 +78,25 @@ def verify_document(
             f"has role {signer.role}, and only a member of role {role} may sign this document",
         )
 
-    # (3) It was made under the roster that we hold: under another one its signer meant other
-    # members, or other keys of theirs.
-    if found.roster != rosters.digest(roster):
-        raise PeerError(
-            signer.id,
-            f"signed under roster {found.roster[:12]}…, we hold {rosters.digest(roster)[:12]}… "
-            f"(version {roster.version}); bring both to one roster and sign again",
-        )
-
-    # (4) The signature holds, over these bytes and for this purpose.
+    # (3) The signature holds, over these bytes and for this purpose.
     if not signer.has_signed(domain, found.signed_bytes(), bytes.fromhex(found.signature)):
         raise PeerError(
             signer.id, "its signature does not fit the document; it was changed after it was signed"
         )
+
+    # (4) Its signer meant the same coordinator and silos, with the same keys, as our roster does.
+    # Other members may have come or gone since.
+    if found.members != _members(found.document, roster):
+        raise PeerError(
+            signer.id,
+            "signed for a coordinator and silos that are not those of our roster, version"
+            f" {roster.version}: one of them came, went or has other keys; bring both to one roster"
+            " and sign again",
+        )
     return found.document
+
+
+def _members(document: Mapping[str, Any], roster: rosters.Roster) -> str:
+    silos = document.get("silos")
+    # Others check what it says; a malformed list names nobody.
+    return rosters.members_digest(roster, silos if isinstance(silos, list | tuple) else ())

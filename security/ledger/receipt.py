@@ -25,7 +25,7 @@ class Receipt:
     """The fields of a receipt; digests are hex."""
 
     federation: str
-    roster: str  # digest
+    members: str  # digest of the coordinator and this silo: ``rosters.members_digest``
     silo: str  # that uploaded, and whose ledger it is
     job: str  # digest
     round: int

@@ -1,7 +1,7 @@
 """Checks that the receipts in a ledger are what the coordinator signs for just these messages.
 
-A receipt is under one roster: the one that the last ``start`` before its ``egress.outcome`` names.
-The caller asks who vouches for a roster (``roster.verify_by``).
+A receipt is checked under the roster of its message: the one that the last ``start`` before its
+``egress.digest`` names. The caller asks who vouches for a roster (``roster.verify_by``).
 """
 
 import re
@@ -63,11 +63,12 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
             continue
         # No record follows up on an outcome, so the message need not be kept.
         message, root = left.messages.pop(record.ref), roots.pop(record.ref, "")
+        roster = message.digest.roster if message.digest else left.roster
         if record.receipt is None:
             found.without += record.status == "sent"
-        elif left.roster not in known:
+        elif roster not in known:
             found.unchecked += 1
-        elif why := _fault(known[left.roster], message, root):
+        elif why := _fault(known[roster], message, root):
             found.problems.append(f"the receipt at seq {line.seq} {why}")
         else:
             found.good.add(record.ref)
@@ -92,7 +93,7 @@ def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
     try:
         Receipt(
             federation=roster.federation,
-            roster=rosters.digest(roster),
+            members=rosters.members_digest(roster, (message.intent.silo,)),
             silo=message.intent.silo,
             job=message.intent.job_digest,
             round=message.intent.round,

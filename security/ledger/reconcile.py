@@ -229,7 +229,7 @@ def _unchecked(matches: Matches, roster: Roster | None) -> int:
     """How many uploads have a receipt under another roster than this one."""
     if roster is None:
         return 0
-    # A receipt is bound to its roster's digest: under another version it cannot be checked.
+    # Under another version the coordinator may have had another key.
     digest = rosters.digest(roster)
     return sum(upload.digest.roster != digest for _, upload in matches.both)
 
@@ -377,7 +377,7 @@ def _receipt_fault(
         return ""
     receipt = Receipt(
         federation=roster.federation,
-        roster=upload.digest.roster,
+        members=rosters.members_digest(roster, (silo,)),
         silo=silo,
         job=record.job_digest,
         round=record.round,

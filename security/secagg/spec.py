@@ -6,9 +6,9 @@ signature and hash::
 
     {"attempt":0,"chunk_bytes":1048576,"cohort":["a","b","c","d"],"colluders":1,"counts":[],"exchange":"sum",
      "federation":"lung","groups":[{"clip_exponent":3,"elements":62006,"name":"model",…}],"job":"j1","job_digest":"5c1f…",
-     "key_epoch":0,"key_parts":"","min_cohort":3,"model_digest":"e3b0…","prg":2,"protocol":"staddle-secagg/1",
-     "purpose":"update","recipient":"coordinator","roster":"9f86…","round":17,"schema_digest":"9a0b…","tagged":false,
-     "threshold":3}
+     "key_epoch":0,"key_parts":"","members":"9f86…","min_cohort":3,"model_digest":"e3b0…","prg":2,
+     "protocol":"staddle-secagg/1","purpose":"update","recipient":"coordinator","round":17,"schema_digest":"9a0b…",
+     "tagged":false,"threshold":3}
 
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself
 and compares.
@@ -74,7 +74,7 @@ class RoundSpec(Strict):
 
     protocol: Literal["staddle-secagg/1"] = "staddle-secagg/1"
     federation: Id
-    roster: Hex32
+    members: Hex32  # ``rosters.members_digest`` of the job's silos
     job: Id
     job_digest: Hex32
     round: Count
@@ -167,7 +167,7 @@ class Frame:
     """
 
     federation: str
-    roster: str
+    members: str
     job: str
     job_digest: str
     round: int

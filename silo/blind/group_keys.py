@@ -3,8 +3,8 @@
 The protocol is in security/blind/group_key.py.
 
 Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context
-of their epoch (job and roster), 32 bytes, the first two continue in pieces of 32, and all three end
-with their digest (files/checked_file.py)::
+of their epoch (job and members), 32 bytes, the first two continue in pieces of 32, and all three
+end with their digest (files/checked_file.py)::
 
     group.secret    what it gave, the ephemeral key under which that was sealed, and the private
                     half of its first prekey; gone once the key is made
@@ -79,9 +79,9 @@ class KeyGate(Protocol):
 
 
 class GroupKeys:
-    """The keys of one silo's jobs, under one roster.
+    """The keys of one silo's jobs, among the members of a roster.
 
-    A key that was made under another roster is refused.
+    A key that was made when one of the job's silos had other keys is refused.
     """
 
     def __init__(self, roster: Roster, keys: Keys, gate: KeyGate, jobs: Path) -> None:
@@ -186,9 +186,9 @@ class GroupKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             raise LocalError(
-                f"{self._jobs / job.name / SECRET}: missing, or of another roster: it held this"
-                " silo's share of the job's key; restore it, or have the job signed under a new"
-                " name"
+                f"{self._jobs / job.name / SECRET}: missing, or of silos with other keys: it"
+                " held this silo's share of the job's key; restore it, or have the job signed under"
+                " a new name"
             )
         own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
@@ -208,7 +208,7 @@ class GroupKeys:
         return JobKeys(key, parts, others)
 
     def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
-        """The keys that were made; LocalError for those of another roster or of a namesake."""
+        """The keys that were made; LocalError for those of other members or of a namesake."""
         path = self._jobs / job.name / KEY
         if self.ended(job.name):
             raise LocalError(
@@ -223,8 +223,8 @@ class GroupKeys:
         context, key, parts, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():
             raise LocalError(
-                f"{path}: of another roster or job than {job.name!r} is now, so no other silo has"
-                " this key; the operator must sign the job again under a new name"
+                f"{path}: of another job than {job.name!r}, or of silos with other keys, so no"
+                " other silo has this key; the operator must sign the job again under a new name"
             )
         self._erase(self._jobs / job.name / SECRET)  # where the process died between the two
         return JobKeys(key, parts, dict(zip(others, prekeys, strict=True)))

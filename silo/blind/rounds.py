@@ -242,7 +242,8 @@ class BlindRounds:
         # together
         delivered = await self.fetch(plan, local)
         model = plan.model_digest(delivered.items, delivered.digests, delivered.sums)
-        frame = plan.frame(self._roster.federation, rosters.digest(self._roster), model, parts)
+        members = rosters.members_digest(self._roster, job.silos)
+        frame = plan.frame(self._roster.federation, members, model, parts)
         # The policy says how many silos a sum needs, the job which batches there are.
         terms = replace(self._policy.terms, batches=job.batches)
         # Silos outside this cohort may have signed notes on earlier rounds.

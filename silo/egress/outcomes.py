@@ -108,7 +108,7 @@ class Outcomes:
         # Made here from what this silo knows: the reply brings a signature alone.
         Receipt(
             federation=self._roster.federation,
-            roster=rosters.digest(self._roster),
+            members=rosters.members_digest(self._roster, (self._ledger.silo,)),
             silo=self._ledger.silo,
             job=message.intent.job_digest,
             round=message.intent.round,

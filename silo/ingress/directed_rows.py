@@ -218,7 +218,7 @@ class DirectedRows:
         # (3) The sum is the one that this silo would have written, with its own weights, and may be
         # open.
         frame = sharing.plan.round(round_).frame(
-            sharing.federation, sharing.roster, NO_MODEL, sharing.parts
+            sharing.federation, sharing.members, NO_MODEL, sharing.parts
         )
         terms = replace(self._asked, batches=job.batches, excused=sharing.proven(self.proofs))
         spec = check_claim(claim, frame, terms, sharing.signers)

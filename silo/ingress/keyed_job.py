@@ -96,10 +96,11 @@ class PrekeyFiles:
                 " silo's folder from a backup"
             )
 
-        # Another roster is another epoch, whose seeds are sealed to other prekeys.
+        # Other members are another epoch, whose seeds are sealed to other prekeys.
         if kept[:CONTEXT_BYTES] != self.context:
             raise LocalError(
-                f"{path}: of another roster or job; have the job signed under a new name"
+                f"{path}: of another job, or of silos with other keys; have the job signed under a"
+                " new name"
             )
         entries = [kept[at : at + EACH] for at in range(CONTEXT_BYTES, len(kept), EACH)]
         return {
@@ -141,12 +142,12 @@ class PrekeyFiles:
 
 @dataclass(frozen=True)
 class Sharing:
-    """One keyed job at one silo, under one roster."""
+    """One keyed job at one silo, among the same members."""
 
     plan: JobPlan
     silo: str
     federation: str
-    roster: str  # its digest, hex
+    members: str  # ``rosters.members_digest`` of the job's silos
     signers: Signers  # the coordinator, and the job's silos
     others: Mapping[str, bytes]  # the first prekeys of the job's other silos
     memory: MixMemory
@@ -164,7 +165,7 @@ class Sharing:
             plan,
             keys.entry.id,
             roster.federation,
-            rosters.digest(roster),
+            rosters.members_digest(roster, job.silos),
             Signers.of(roster, job.silos),
             shared.others,
             MixMemory(folder),
@@ -181,7 +182,7 @@ class Sharing:
 
     def line(self, part: Part) -> MixContext:
         """The line to which uploads and rows of a Mix part are bound."""
-        return self.plan.line(part, self.federation, self.roster)
+        return self.plan.line(part, self.federation, self.members)
 
     def proven(self, proofs: Sequence[Misdealing]) -> frozenset[str]:
         """The silos against which there is evidence.
@@ -209,4 +210,4 @@ class Sharing:
 
     def rotation(self, part: Part, round_: int) -> bytes:
         """The ctx of the upload of a Gram part in a round."""
-        return self.plan.use(part, round_).context(self.federation, self.roster)
+        return self.plan.use(part, round_).context(self.federation, self.members)

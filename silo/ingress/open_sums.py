@@ -124,7 +124,7 @@ class IncomingSums:
         sharing, terms = self._sharing, self._terms
         plan = sharing.plan.round(place.round)
         # NO_MODEL: this silo may have missed that round and not know its model.
-        frame = plan.frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
+        frame = plan.frame(sharing.federation, sharing.members, NO_MODEL, sharing.parts)
         spec = check_claim(claim, frame, terms, sharing.signers)
 
         # Its cohort was drawn for that round: the coordinator does not choose who is in a sum.

@@ -199,7 +199,7 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "lowered min_cohort": (respec(min_cohort=2), "SPEC", ASKED),
     "other counts": (respec(counts=[60, 60, 60, 59]), "SPEC", ASKED),
     "another round": (respec(round=1), "SPEC", ASKED),
-    "another roster": (respec(roster="ab" * 32), "SPEC", ASKED),
+    "other members": (respec(members="ab" * 32), "SPEC", ASKED),
     "another schema": (respec(schema_digest="ab" * 32), "SPEC", ASKED),
     "another model than was delivered": (respec(model_digest="ab" * 32), "SPEC", ASKED),
     "another job": (when(SignedSpec, another_job), "SPEC", ASKED),

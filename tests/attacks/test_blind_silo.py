@@ -79,7 +79,8 @@ class BlindCaller(Caller):
         signers = Signers.of(roster)
         self.party = machine.Participant(self.silo, signers, terms, keys.sign, os.urandom)
         model = JobPlan(job).round(0).model_digest((), ())
-        self.frame = JobPlan(job).round(0).frame(roster.federation, rosters.digest(roster), model)
+        members = rosters.members_digest(roster, job.silos)
+        self.frame = JobPlan(job).round(0).frame(roster.federation, members, model)
         self.had, self.state, self.survivors = 0, None, None
 
     @property

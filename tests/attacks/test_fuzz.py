@@ -306,7 +306,7 @@ class Deliverer:
         self.frames = []
 
     async def hello(self, request):
-        return pb.HelloReply(protocol=1, session=b"s", beat_seconds=5, hold_seconds=5)
+        return pb.HelloReply(protocol=2, session=b"s", beat_seconds=5, hold_seconds=5)
 
     async def fetch(self, request, largest):
         for frame in self.frames:

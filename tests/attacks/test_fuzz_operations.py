@@ -60,7 +60,8 @@ def made(tmp_path_factory):
 def signed_as_it_stands(made, document):
     """The same, without the checks that take seconds on a large document."""
     spelt = lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    envelope = {"document": document, "roster": rosters.digest(made.roster)}
+    members = rosters.members_digest(made.roster, made.job.silos)
+    envelope = {"document": document, "members": members}
     envelope["signer"] = made.operator.entry.id
     return spelt({**envelope, "signature": made.operator.sign(JOB, spelt(envelope)).hex()})
 
@@ -293,9 +294,9 @@ def large_documents(made):
     yield "number", b"1" * LARGE
     yield "numbers", b"[" + b"1," * (LARGE // 2) + b"1]"
     yield "unknown keys", json.dumps({f"key-{n}": n for n in range(150_000)}).encode()
-    envelope = {"document": {text: 1}, "signer": "s", "roster": "r", "signature": "0"}
+    envelope = {"document": {text: 1}, "signer": "s", "members": "r", "signature": "0"}
     yield "envelope", json.dumps(envelope).encode()
-    envelope = {"document": {}, "signer": text, "roster": "0" * 64, "signature": "0" * 128}
+    envelope = {"document": {}, "signer": text, "members": "0" * 64, "signature": "0" * 128}
     yield "signer", json.dumps(envelope).encode()
     method, model = document["method"], document["model"]
     wide = {"name": "glm", "classes": 100_000, "input": [4096, 4096, 4096]}

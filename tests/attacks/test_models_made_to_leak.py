@@ -74,7 +74,8 @@ class Trapped(Attempted):
         items = delivered_items(self.job.down(round_))
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, list(end.tensor_sha256))
-        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
+        members = rosters.members_digest(self.world.roster, self.job.silos)
+        return plan.frame(self.world.roster.federation, members, model)
 
     def contribution(self, group, silo):
         if group.name != "model":

@@ -246,7 +246,8 @@ class Delivered(Attempted):
         end = delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, list(end.tensor_sha256))
-        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
+        members = rosters.members_digest(self.world.roster, self.job.silos)
+        return plan.frame(self.world.roster.federation, members, model)
 
     def act(self, who, effect):
         super().act(who, effect)

@@ -68,7 +68,7 @@ class Agreeing(Hostile):
         await super().hello(request, context)
         self.tasks.insert(0, pb.Task(witness=pb.Witness(attestations=self.word(request.challenge))))
         return pb.HelloReply(
-            protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1, held=self.greeted
+            protocol=2, session=b"s" * 16, beat_seconds=1, hold_seconds=1, held=self.greeted
         )
 
     def receipt(self, manifest, end, *arguments, **changes):

@@ -124,7 +124,7 @@ def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
     assert "its signature does not fit" in failed()["job"]
     signed.write_text(whole)
     remove_b(federation)
-    assert "signed under roster" in failed()["job"]
+    assert "not those of our roster" in failed()["job"]
     local_federation.sign_job(federation, job("one"))
     assert "silo 'b' is not a silo of the roster" in failed()["job"]
     signed.unlink()

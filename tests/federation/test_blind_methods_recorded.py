@@ -170,7 +170,9 @@ class World:
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
         line = JobPlan(self.jobs[place.job]).line(
-            part, self.roster.federation, rosters.digest(self.roster)
+            part,
+            self.roster.federation,
+            rosters.members_digest(self.roster, self.jobs[place.job].silos),
         )
         words = np.empty(line.group.elements, "<u8")
         flat = torch.cat([tensors[spec.name].double().reshape(-1) for spec in part.tensors]).numpy()

@@ -118,8 +118,8 @@ async def test_unknown_silo_is_refused(knocking, tmp_path):
 GREETINGS = {
     "another member": ({"silo": "east"}, ("IDENTITY", "'east'", "'north'")),
     "another protocol": (
-        {"protocol_min": 2, "protocol_max": 3},
-        ("PROTOCOL_VERSION", "protocol 2 to 3", "install the same release"),
+        {"protocol_min": 3, "protocol_max": 4},
+        ("PROTOCOL_VERSION", "protocol 3 to 4", "install the same release"),
     ),
     "another roster": (
         {"roster_digest": bytes(32)},
@@ -167,7 +167,7 @@ async def test_reflection_is_off(knocking):
 
 async def test_compressed_requests_are_refused(knocking):
     async with knocking() as caller, ended_with(grpc.StatusCode.UNIMPLEMENTED):
-        request = pb.HelloRequest(silo="north" * 500, protocol_min=1, protocol_max=1)
+        request = pb.HelloRequest(silo="north" * 500, protocol_min=2, protocol_max=2)
         await caller.stub.Hello(request, compression=grpc.Compression.Gzip, timeout=SECONDS)
 
 

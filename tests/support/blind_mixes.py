@@ -24,7 +24,7 @@ def seed_of(silo):
 
 
 def line(elements=20, clip_exponent=3, **fields):
-    given = {"federation": "lung", "roster": "aa" * 32, "key_epoch": 2, "job": "j1"}
+    given = {"federation": "lung", "members": "aa" * 32, "key_epoch": 2, "job": "j1"}
     given |= {"job_digest": "bb" * 32, "schema_digest": "dd" * 32}
     given |= {"group": mix_group("extractor", elements, clip_exponent)}
     return MixContext(**{**given, **fields})

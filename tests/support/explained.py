@@ -202,8 +202,8 @@ class _Reader:
             known = {
                 "silo": lambda v: v == self.silo or v in {silo for silo, _ in self.asked},
                 "roster_digest": lambda v: v in self.rosters,
-                "protocol_min": lambda v: v == 1,
-                "protocol_max": lambda v: v == 1,
+                "protocol_min": lambda v: v == 2,
+                "protocol_max": lambda v: v == 2,
                 "session": lambda v: v == self.token,
                 "challenge": lambda v: v in self.challenges or (message.silo, v) in self.asked,
                 "by": lambda v: v == self.silo,

@@ -109,7 +109,7 @@ class Hostile:
     async def hello(self, request, context):
         self.calls["hello"] += 1
         reply = self._next("hello")
-        return reply or pb.HelloReply(protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1)
+        return reply or pb.HelloReply(protocol=2, session=b"s" * 16, beat_seconds=1, hold_seconds=1)
 
     async def poll(self, request, context):
         self.calls["poll"] += 1
@@ -166,7 +166,8 @@ class Hostile:
 
     def receipt(self, manifest, end, keys=None, **changes):
         roster, head = self.world.roster, Consistency.parse(end.head).checkpoint.text
-        fields = {"federation": roster.federation, "roster": rosters.digest(roster), "silo": SILO}
+        members = rosters.members_digest(roster, (SILO,))
+        fields = {"federation": roster.federation, "members": members, "silo": SILO}
         fields |= {"job": manifest.job_digest.hex(), "round": manifest.round}
         fields |= {"size": manifest.size, "sha256": end.sha256.hex(), "ledger_seq": end.ledger_seq}
         fields |= {"ledger_leaf": end.ledger_leaf.hex()}

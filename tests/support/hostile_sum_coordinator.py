@@ -108,7 +108,8 @@ class Attempted:
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, list(end.tensor_sha256) if items else ())
         roster = self.world.roster
-        return plan.frame(roster.federation, rosters.digest(roster), model, self.parts)
+        members = rosters.members_digest(roster, self.job.silos)
+        return plan.frame(roster.federation, members, model, self.parts)
 
     def named(self, spec):
         job, place = self.world.jobs[spec.job], (spec.round, spec.attempt)

@@ -69,7 +69,7 @@ class Summed:
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
-        of = made.roster.federation, rosters.digest(made.roster), MODEL, PARTS
+        of = made.roster.federation, rosters.members_digest(made.roster, job.silos), MODEL, PARTS
         frame = JobPlan(job).round(round_).frame(*of)
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)

@@ -51,8 +51,8 @@ class BlindSilo(Caller):
         items = delivered_items([part for part in self.job.down(round_) if part.name in down])
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, frames[-1].end.tensor_sha256[: len(items)])
-        roster = rosters.digest(self.whole_roster)
-        return plan.frame(self.whole_roster.federation, roster, model)
+        members = rosters.members_digest(self.whole_roster, self.job.silos)
+        return plan.frame(self.whole_roster.federation, members, model)
 
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""

@@ -74,7 +74,8 @@ class MixSilo(BlindSilo):
 
     def line(self, part):
         roster = self.whole_roster
-        return JobPlan(self.job).line(part, roster.federation, rosters.digest(roster))
+        members = rosters.members_digest(roster, self.job.silos)
+        return JobPlan(self.job).line(part, roster.federation, members)
 
     async def contribute(self):
         seeds = (os.urandom(32) for _ in range(3))
@@ -134,7 +135,8 @@ class MixSilo(BlindSilo):
         for row in range(len(vectors)):
             key = plan.use(part, round_, row).key(KEY)
             turned.append(torch.from_numpy(rotate(vectors[row : row + 1].copy(), key)[0]))
-        told = self.whole_roster.federation, rosters.digest(self.whole_roster)
+        members = rosters.members_digest(self.whole_roster, self.job.silos)
+        told = self.whole_roster.federation, members
         value = torch.stack(turned).to(DTYPES[spec.dtype])
         return bytes(tensor_bytes(value)), plan.use(part, round_).context(*told)
 

@@ -43,7 +43,7 @@ class Caller:
         self.roster = bytes.fromhex(rosters.digest(roster))
 
     async def hello(self, **changes):
-        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1}
+        request = {"silo": self.silo, "protocol_min": 2, "protocol_max": 2}
         request |= {"roster_digest": self.roster, "challenge": bytes(32), **changes}
         reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
         self.session = reply.session

@@ -114,7 +114,7 @@ class FakeClient:
         self.delivery = []
         self.standing_reply = lambda _: pb.StandingReply()
         self.task = pb.Task(nothing=pb.Nothing())
-        self.greeting = pb.HelloReply(protocol=1, session=SESSION, beat_seconds=5, hold_seconds=20)
+        self.greeting = pb.HelloReply(protocol=2, session=SESSION, beat_seconds=5, hold_seconds=20)
         self.on_frame = lambda _: None
 
     def _control(self, method, request, *replies):
@@ -256,7 +256,8 @@ class World:
         digests = stream.Digests(tuple(client.end.tensor_sha256))
         manifest, end = client.frames[0].manifest, client.end
         head = TreeHead.parse(Consistency.parse(end.head).checkpoint.text)
-        fields = {"federation": "local", "roster": rosters.digest(self.made.roster), "silo": SILO}
+        members = rosters.members_digest(self.made.roster, (SILO,))
+        fields = {"federation": "local", "members": members, "silo": SILO}
         fields |= {"job": self.declared.digest, "round": manifest.round, "size": manifest.size}
         fields |= {"sha256": digests.total.hex(), "ledger_seq": end.ledger_seq}
         fields |= {"ledger_leaf": end.ledger_leaf.hex(), "ledger_root": head.root.hex()}

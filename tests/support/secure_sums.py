@@ -88,7 +88,7 @@ def frame(**fields):
     """A frame of one sum of one group of 20 elements, in chunks of 64 bytes, unless ``fields`` say
     otherwise.
     """
-    given = {"federation": "lung", "roster": "aa" * 32, "job": "j1", "job_digest": "bb" * 32}
+    given = {"federation": "lung", "members": "aa" * 32, "job": "j1", "job_digest": "bb" * 32}
     given |= {"round": 3, "exchange": "sum", "purpose": "update", "recipient": "coordinator"}
     given |= {"model_digest": "cc" * 32, "schema_digest": "dd" * 32, "chunk_bytes": 64}
     given |= {"groups": (group(),)}

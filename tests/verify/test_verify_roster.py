@@ -158,7 +158,8 @@ def world(tool, keys, roster, path, tmp_path):
             opening = [start(roster=rosters.digest(at)), intent(recipient=recipient or self.peer)]
             message = {"bytes": 184, "sha256": SHA256}
             lines = chained([*opening, digest(1, message=message)])
-            signed = {"federation": "lung", "roster": rosters.digest(at), "silo": "hospital-a"}
+            members = rosters.members_digest(at, ("hospital-a",))
+            signed = {"federation": "lung", "members": members, "silo": "hospital-a"}
             signed |= {"job": JOB, "round": 3, "size": 184, "sha256": SHA256, "ledger_seq": 2}
             signed |= {"ledger_leaf": leaf(lines[2]).hex()}
             signed |= {"ledger_root": Tree(leaf(line) for line in lines).root().hex(), **fields}
@@ -198,7 +199,7 @@ def test_a_receipt_holds(tool, world, keys):
 
 
 OTHERS = {"federation": "other", "silo": "hospital-b", "round": 4, "size": 183, "ledger_seq": 1}
-OTHERS |= dict.fromkeys(("roster", "job", "sha256", "ledger_leaf", "ledger_root"), "00" * 32)
+OTHERS |= dict.fromkeys(("members", "job", "sha256", "ledger_leaf", "ledger_root"), "00" * 32)
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS.items())

@@ -184,7 +184,8 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
         ref = contribute(opened, round_number=number, recipient=peer, status="silent")
         message = opened.unsettled[-1]
         place, root = message.place, opened.root(message.place.seq + 1).hex()
-        fields = {"federation": FEDERATION, "roster": rosters.digest(roster), "silo": "silo-a"}
+        members = rosters.members_digest(roster, ("silo-a",))
+        fields = {"federation": FEDERATION, "members": members, "silo": "silo-a"}
         fields |= {"job": HASH, "size": message.digest.message.bytes, "sha256": HASH}
         fields |= {"ledger_seq": place.seq, "ledger_leaf": place.leaf, "ledger_root": root}
         receipt = Receipt(**fields, round=signed).sign(coordinator)

@@ -79,7 +79,8 @@ def world(tmp_path):
             sealed = write_digest(silo, ref, DIGESTS, message_digest())
             place = {"ledger_seq": sealed.place.seq, "ledger_leaf": sealed.place.leaf}
             fields = {"silo": SILO, "round": round_, **place}
-            signed = {"federation": "local", "roster": rosters.digest(roster), "job": HASH}
+            members = rosters.members_digest(roster, (SILO,))
+            signed = {"federation": "local", "members": members, "job": HASH}
             signed |= {"size": message_digest().bytes, "sha256": HASH}
             receipt = Receipt(**fields, **signed, ledger_root=sealed.head.root.hex())
             receipt = receipt.sign(keys["coordinator"])

@@ -150,7 +150,7 @@ def test_the_longest_specification_with_all_notes_fits():
     private = {**sized, **weights, "ring": 64, "rows": 2**40}
     groups = [Group(name=f"{i:0128}", **private) for i in range(MOST_GROUPS - 1)]
     numbers = ("round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders")
-    digests = ("roster", "job_digest", "model_digest", "schema_digest", "key_parts")
+    digests = ("members", "job_digest", "model_digest", "schema_digest", "key_parts")
     rest = {
         **dict.fromkeys(numbers, most),
         **dict.fromkeys(("federation", "job", "purpose", "recipient"), "w" * 64),

@@ -20,9 +20,9 @@ FOUR = names(4)
 SEEDS = {silo: hashlib.sha256(f"exchange key of {silo}".encode()).digest() for silo in names(9)}
 
 
-def epoch(silos=FOUR, number=7, roster="aa" * 32, federation="lung", job="bb" * 32):
+def epoch(silos=FOUR, number=7, members="aa" * 32, federation="lung", job="bb" * 32):
     return g.Epoch(
-        number, federation, roster, job, {silo: public_key(SEEDS[silo]) for silo in silos}
+        number, federation, members, job, {silo: public_key(SEEDS[silo]) for silo in silos}
     )
 
 
@@ -37,7 +37,7 @@ def contributions(over=None, *, seed=0, tamper=lambda *made: made):
 
 
 OTHER_EPOCHS = (
-    {"number": 8}, {"roster": "bb" * 32}, {"federation": "liver"}, {"job": "cc" * 32},
+    {"number": 8}, {"members": "bb" * 32}, {"federation": "liver"}, {"job": "cc" * 32},
 )  # fmt: skip
 
 
@@ -293,11 +293,15 @@ def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
     over = g.Epoch.of(made, of, job)
     assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:4]}
     assert (over.number, over.federation) == (0, "lung")
-    assert over.roster == roster.digest(made)
+    assert over.members == roster.members_digest(made, of)
     assert over.job == job
     later = roster.remove(made, "silo-c")
-    epochs = ((made, of, job), (made, of, "cc" * 32), (later, of, job))
+    again = keys.create_keys(tmp_path / "again", "silo-b", roles["silo-b"], "org")
+    changed = roster.add(made, again, replace=True)
+    epochs = ((made, of, job), (made, of, "cc" * 32), (changed, of, job))
     assert len({g.Epoch.of(*each).context() for each in epochs}) == 3
+    # who has no part in the job may come and go
+    assert g.Epoch.of(later, of, job).context() == over.context()
     for silos in (("silo-a", "silo-c"), ("silo-a", "hub"), ("silo-a", "nobody")):
         with pytest.raises(LocalError, match=f"the job has {silos[1]}, of which roster version"):
             g.Epoch.of(later, silos, job)

@@ -152,7 +152,7 @@ def test_one_that_was_not_among_the_survivors_is_noticed(own):
     ({"signature": bytes(64)}, {}, TERMS, "SPEC", "its signature does not fit"),
     ({}, {"round": 4}, TERMS, "SPEC", "specifies round 3, this silo expects 4"),
     ({}, {"job_digest": "ab" * 32}, TERMS, "SPEC", "specifies job_digest"),
-    ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
+    ({}, {"members": "ab" * 32}, TERMS, "SPEC", "specifies members"),
     ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
     ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
     ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),

@@ -216,7 +216,12 @@ def test_each_stream_is_of_one_upload():
     assert made.contribute(FOUR[0], zeros, 1, seed=seed).hidden != first
     assert made.contribute(FOUR[1], zeros, seed=seed).hidden != first
     assert made.contribute(FOUR[0], zeros).hidden != first
-    for fields in ({"job": "j2"}, {"key_epoch": 3}, {"roster": "ee" * 32}, {"federation": "liver"}):
+    for fields in (
+        {"job": "j2"},
+        {"key_epoch": 3},
+        {"members": "ee" * 32},
+        {"federation": "liver"},
+    ):
         other = Mixing(4, **fields)
         assert other.contribute(FOUR[0], zeros, seed=seed).hidden != first
         assert other.line.context() != made.line.context()

@@ -9,7 +9,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.signed_document import sign_document, verify_document
 
-JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1"}
+JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1", "silos": ["s"]}
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +54,43 @@ def test_step_2_stranger_and_wrong_role(fed):
         check(fed, {**signed, "signer": "nobody"})
 
 
-def test_step_3_another_roster(fed):
+def test_step_4_other_silos(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     later = rosters.remove(fed.roster, "s")
-    why = r"op: signed under roster .* \(version 5\); bring both to one roster"
+    why = r"op: signed for a coordinator and silos that are not those of our roster, version 5: "
     with pytest.raises(PeerError, match=why):
         verify_document(signed, later, Role.OPERATOR, domains.JOB)
     # and the digest cannot be put right afterwards
     with pytest.raises(PeerError, match="does not fit"):
         verify_document(
-            {**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, domains.JOB
+            {**signed, "members": rosters.members_digest(later, JOB["silos"])},
+            later,
+            Role.OPERATOR,
+            domains.JOB,
         )
 
 
-def test_step_4_any_change_and_any_other_purpose(fed):
+def test_step_4_members_that_the_document_does_not_name_may_come_and_go(fed, tmp_path):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
+    entry = create_keys(tmp_path / "t", "t", Role.SILO, "o")
+    later = rosters.add(fed.roster, entry)
+    assert verify_document(signed, later, Role.OPERATOR, domains.JOB) == JOB
+    # nor does a document that names nobody depend on silos
+    for silos in ({}, {"silos": "s"}, {"silos": 5}, {"silos": [["s"], {"s": 1}]}):
+        alone = sign_document({"rounds": 1, **silos}, fed.roster, fed.keys["op"], domains.JOB)
+        verify_document(alone, rosters.remove(later, "s"), Role.OPERATOR, domains.JOB)
+
+
+@pytest.mark.parametrize("member", ["c", "s"])
+def test_step_4_a_member_with_new_keys_is_another(fed, tmp_path, member):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
+    entry = create_keys(tmp_path / member, member, fed.keys[member].entry.role, "o")
+    later = rosters.add(fed.roster, entry, replace=True)
+    with pytest.raises(PeerError, match="op: signed for a coordinator and silos that are not"):
+        verify_document(signed, later, Role.OPERATOR, domains.JOB)
+
+
+def test_step_3_any_change_and_any_other_purpose(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     for document in ({**JOB, "rounds": 21}, {"method": "fedavg"}, {**JOB, "more": None}, {}):
         with pytest.raises(PeerError, match="op: its signature does not fit"):

@@ -46,7 +46,8 @@ def world(keys, tmp_path):
             ref = contribute(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
-                "federation": FEDERATION, "roster": rosters.digest(self.roster), "silo": "silo-a",
+                "federation": FEDERATION,
+                "members": rosters.members_digest(self.roster, ("silo-a",)), "silo": "silo-a",
                 "job": HASH, "round": number, "size": message.digest.message.bytes,
                 "sha256": message.digest.message.sha256, "ledger_seq": message.place.seq,
                 "ledger_leaf": message.place.leaf,
@@ -89,7 +90,7 @@ def test_a_receipt_for_another_message_or_by_another_is_a_problem(world):
     world.contribute(1, signer="silo-b")
     world.contribute(2, round=1)
     world.contribute(3, ledger_seq=2)
-    world.contribute(4, roster=rosters.digest(world.new))
+    world.contribute(4, members=rosters.members_digest(world.old, ("silo-b",)))
     found = world.check(world.old)
     assert found.good == {good}
     assert found.problems == [

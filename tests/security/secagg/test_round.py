@@ -163,14 +163,14 @@ def test_a_transcript_with_fixed_seeds_is_known():
         "reveal": hashed(state.reveals[silo].signed_bytes(ctx, state.h_u3)),
     }  # fmt: skip
     assert {name: digest.hex() for name, digest in found.items()} == {
-        "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
-        "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",
-        "receiving keys": "6b9af13d91abc974ef5bdafba25497fdd7788fd001485a82b45a3d1314feef59",
-        "shares": "b27709461ef1050a757c3010fe71b2f62ba1634bcf9915b596296aa6b9d8c9eb",
-        "portions": "2031189a819be9e6a870f3733d8ad83dae8d0129afa38af1d3fa85b8476ac8ff",
-        "upload": "cfb768a255fb065ab7e527d85b921020a95be7556e901d7d783408807c072196",
-        "headers": "3af3658f2c68902357b35883d297986e914d6facf6cbc73f9adde588a392d460",
-        "reveal": "59c91905ba765f753745cd26197b3a52fe5a03ba5483c36b5e2260bc143fa1fd",
+        "context": "edbe198fb14f81b4adfe62376fa29bd0cf23e57351d783c105c55185d1b1396b",
+        "keys": "9e91f16c1a80da17d4a3b6f68ef54665e8af2afda5ee03a317956fb1e53c517e",
+        "receiving keys": "225a5fb7fedb8d09dc3e47142f64622d9fe338b2dac4e1826626665d6f421685",
+        "shares": "5a289b8def3e7a7d3ff66bb28194ced9f5f5a693e429103f77df73a537b5bc9a",
+        "portions": "cb4d5f319804ebf5ddd6d8b92e1be965eb358c0ea9c2355fe996224df3e571bb",
+        "upload": "546ed0bbc9b1e80315f76e66cffda349a6be84b7d4cd8faf3e28ca4326fbdac6",
+        "headers": "c63101b31fcff2e9c3efcd57871c51b76ea6c1bd8687d8d56e13b972422a8362",
+        "reveal": "032cf9a56532af5667772ad13b7f47059145685354521ed8956b38f3d5e839e6",
     }
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 

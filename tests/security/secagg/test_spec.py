@@ -58,9 +58,9 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 def test_the_context_is_known_and_binds_every_field():
     spec = specify(public(10, 10, 10, 10), FOUR, 0)
     seen = spec.context().hex()
-    assert seen == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
+    assert seen == "8af5de59035df60740360d30705f3867d4e2501766ace72563d8efe8f2f1cdfe"
     others = {
-        "federation": "other", "roster": "ee" * 32, "job": "j2", "job_digest": "ee" * 32,
+        "federation": "other", "members": "ee" * 32, "job": "j2", "job_digest": "ee" * 32,
         "round": 4, "attempt": 1, "purpose": "count", "recipient": "silos", "key_epoch": 1,
         "key_parts": "ee" * 32, "cohort": [*FOUR[:3], "silo-99"], "threshold": 4, "min_cohort": 4,
         "colluders": 0, "counts": [10, 10, 10, 11],
@@ -113,7 +113,7 @@ def test_1_what_is_no_specification():
     ({"round": -1}, "round"), ({"round": "3"}, "round"), ({"round": True}, "round"),
     ({"tagged": 1}, "tagged"), ({"chunk_bytes": 63}, "chunk_bytes"),
     ({"chunk_bytes": 72}, "chunk_bytes"), ({"chunk_bytes": 1 << 23}, "chunk_bytes"),
-    ({"extra": 1}, "extra"), ({"roster": "zz" * 32}, "roster"),
+    ({"extra": 1}, "extra"), ({"members": "zz" * 32}, "members"),
 ])  # fmt: skip
 def test_1_structure(fields, why):
     data = canonical_json(altered(specify(frame(), FOUR, 0), **fields))
@@ -178,7 +178,7 @@ def test_4_public_weights_that_concentrate_are_refused():
 
 
 @pytest.mark.parametrize(("name", "theirs"), [
-    ("federation", "other"), ("roster", "ee" * 32), ("job", "j2"), ("job_digest", "ee" * 32),
+    ("federation", "other"), ("members", "ee" * 32), ("job", "j2"), ("job_digest", "ee" * 32),
     ("round", 4), ("purpose", "count"), ("recipient", FOUR[1]), ("model_digest", "ee" * 32),
     ("schema_digest", "ee" * 32), ("key_epoch", 1), ("min_cohort", 2), ("chunk_bytes", 128),
     ("tagged", True), ("groups", (group(clip_exponent=4),)), ("groups", (group(elements=21),)),

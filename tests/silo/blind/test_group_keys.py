@@ -14,7 +14,7 @@ from staddle.security.blind import group_key as g
 from staddle.security.blind import sealing
 from staddle.security.blind.prekeys import Known
 from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
+from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.identity.signers import Signers
 from staddle.silo.blind import group_keys
@@ -98,11 +98,11 @@ def silos(made, job, tmp_path):
     return Silos(made, job, tmp_path)
 
 
-def other_roster(made):
-    """The same members, one signature on."""
-    changed = made.roster.model_copy(update={"version": made.roster.version + 1})
-    assert rosters.digest(changed) != rosters.digest(made.roster)
-    return changed
+@pytest.fixture
+def other_roster(made, tmp_path):
+    """The same members, one of whom has new keys."""
+    entry = create_keys(tmp_path / "new", SILOS[-1], Role.SILO, "o")
+    return rosters.add(made.roster, entry, replace=True)
 
 
 def test_all_silos_have_one_key_and_it_is_asked_for_once(silos, made, job):
@@ -296,25 +296,25 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
     assert len(silos.key("silo-c")) == 32
 
 
-def test_under_another_roster_it_gives_anew_until_there_is_a_key(silos, made):
+def test_when_a_silo_has_new_keys_it_gives_anew_until_there_is_a_key(silos, other_roster):
     silos.contribute()
     before = silos.path(SILOS[0], SECRET).read_bytes()
-    later = silos.begun(SILOS[0], other_roster(made))
+    later = silos.begun(SILOS[0], other_roster)
     later.check_new(silos.job)
     asyncio.run(later.contribute(silos.job))
     after = silos.path(SILOS[0], SECRET).read_bytes()
     assert not {before[at : at + 32] for at in (0, 32, 64, 96)} & {
         after[at : at + 32] for at in (0, 32, 64, 96)
     }
-    with pytest.raises(LocalError, match="missing, or of another roster"):
+    with pytest.raises(LocalError, match="missing, or of silos with other keys"):
         silos.key(SILOS[0])
 
 
-def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, made):
+def test_a_key_of_other_members_is_none_and_its_job_is_not_begun_again(silos, other_roster):
     silos.contribute()
     silos.key(SILOS[0])
-    later = silos.begun(SILOS[0], other_roster(made))
-    with pytest.raises(LocalError, match="of another roster or job than 'rows' is now"):
+    later = silos.begun(SILOS[0], other_roster)
+    with pytest.raises(LocalError, match="of another job than 'rows', or of silos"):
         asyncio.run(later.keys(silos.job))
     for at in (later, silos.at[SILOS[0]]):
         with pytest.raises(LocalError, match="a job of this name has its key already"):
@@ -338,7 +338,9 @@ def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, ma
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["with its key", "before there is a key"])
-def test_the_end_of_a_job_erases_its_keys_and_it_is_not_begun_again(silos, made, early):
+def test_the_end_of_a_job_erases_its_keys_and_it_is_not_begun_again(
+    silos, made, other_roster, early
+):
     silos.contribute()
     if not early:
         silos.key(SILOS[0])
@@ -347,7 +349,7 @@ def test_the_end_of_a_job_erases_its_keys_and_it_is_not_begun_again(silos, made,
     for at in (
         silos.at[SILOS[0]],
         silos.begun(SILOS[0], made.roster),
-        silos.begun(SILOS[0], other_roster(made)),
+        silos.begun(SILOS[0], other_roster),
     ):
         assert at.ended(silos.job.name)
         at.end(silos.job.name)

@@ -432,7 +432,7 @@ def test_10_a_refusal_is_a_failure_and_is_raised(world):
 
 
 OTHERS = {
-    "federation": "other", "roster": "00" * 32, "silo": "silo-b", "job": "00" * 32, "round": 1,
+    "federation": "other", "members": "00" * 32, "silo": "silo-b", "job": "00" * 32, "round": 1,
     "size": 1, "sha256": "00" * 32, "ledger_seq": 1, "ledger_leaf": "00" * 32,
 }  # fmt: skip
 

@@ -80,7 +80,7 @@ def kinds(world):
 # The coordinator's greeting.
 def greeted(world, held):
     seconds = {"beat_seconds": 5, "hold_seconds": 5}
-    world.client.greeting = pb.HelloReply(protocol=1, session=b"s" * 16, held=held, **seconds)
+    world.client.greeting = pb.HelloReply(protocol=2, session=b"s" * 16, held=held, **seconds)
     run(world.gate.session.hello())
 
 

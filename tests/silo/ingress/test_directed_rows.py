@@ -69,11 +69,11 @@ class Sum:
         self.keyed, self.job, self.round = keyed, job, round_
         self.cohort = cohort or tuple(sorted(job.cohort(round_)))
         self.survivors = survivors or self.cohort
-        roster = rosters.digest(keyed.roster)
+        members = rosters.members_digest(keyed.roster, job.silos)
         frame = (
             JobPlan(job)
             .round(round_)
-            .frame(keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
+            .frame(keyed.roster.federation, members, "ee" * 32, PARTS, weights)
         )
         self.spec = specify(frame, self.cohort, 0)
         of, _ = sum_groups(job.up(round_), JobPlan(job).bounds, job.row_readers(round_))

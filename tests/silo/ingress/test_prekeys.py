@@ -118,7 +118,7 @@ def test_a_file_of_another_length_or_job_is_told_without_what_it_holds(kept, tmp
     with pytest.raises(LocalError, match=r"group\.prekeys: 32 bytes, not 32 and some times 40"):
         kept.own()
     checked_file.write_bytes(path, bytes(72))
-    with pytest.raises(LocalError, match="of another roster or job"):
+    with pytest.raises(LocalError, match="of another job, or of silos with other keys"):
         kept.own()
 
 
