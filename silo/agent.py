@@ -5,7 +5,7 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -63,6 +63,8 @@ from .session import (
     JobFinished,
     JobOffered,
     Poll,
+    Reload,
+    ReloadAsked,
     RoundOpened,
     StopAsked,
     TakePart,
@@ -71,6 +73,7 @@ from .session import (
     Worked,
     advance,
     begin,
+    may_reload,
 )
 from .training.round import JobTraining
 from .training.trainer import Trainer, TrainingDevice
@@ -84,6 +87,8 @@ WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
 ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
 # after what led to nothing: a coordinator must not be able to make us spin
 PAUSE_SECONDS = 0.5
+# between two looks at the files that are read again once they change
+LOOK_SECONDS = 1.0
 
 
 class Agent:
@@ -137,37 +142,47 @@ class Agent:
         self._stop.set()
         self._trainer.cancel()
 
-    async def run(self) -> str:
-        """Run until stopped (returns an empty string) or barred (returns why).
+    async def run(self, changed: Callable[[], str] = str) -> Exit | Reload:
+        """Run until stopped, barred, or until a file has changed that it was made from.
 
+        ``changed`` says which files have, empty for none; it is asked between tasks only.
         UnwritableError where the disk does not take what we keep.
         """
         try:
-            return await self._run()
+            state, effect = begin()
+            while not isinstance(effect, Exit | Reload):
+                state, effect = advance(state, await self._next(effect, changed))
+                # For the metrics, which read it in another thread.
+                self.connected = state.stage in ("waiting", "working")
+            return effect
         finally:
             self._trainer.close()
             await self._blind.leave()
             await self._gate.session.close()
 
-    async def _run(self) -> str:
-        state, effect = begin()
-        while not isinstance(effect, Exit):
-            work = asyncio.create_task(self._perform(effect))
-            stop = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            event: Event
-            if work.done():
-                event = work.result()
-                stop.cancel()
-            else:
-                # Do not wait for a long poll or an upload: the next session settles it.
-                work.cancel()
-                await asyncio.wait({work})
-                event = StopAsked()
-            state, effect = advance(state, event)
-            # For the metrics, which read it in another thread.
-            self.connected = state.stage in ("waiting", "working")
-        return effect.why
+    async def _next(self, effect: Effect, changed: Callable[[], str]) -> Event:
+        """Run one effect; returns its event, or why it was not waited for."""
+        # Asked first: no job is decided by a policy that is no longer the file's.
+        if may_reload(effect) and (why := changed()):
+            return ReloadAsked(why)
+        work = asyncio.create_task(self._perform(effect))
+        others = [asyncio.create_task(self._stopped())]
+        if isinstance(effect, Poll):
+            others.append(asyncio.create_task(_reloaded(changed)))
+        await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
+
+        # What the work brought comes first: the files are looked at again before the next effect.
+        found = next(filter(asyncio.Task.done, (work, *others)))
+        # Do not wait for a long poll or an upload: the next session settles it.
+        dropped = {work, *others} - {found}
+        for task in dropped:
+            task.cancel()
+        await asyncio.wait(dropped)
+        return found.result()
+
+    async def _stopped(self) -> Event:
+        await self._stop.wait()
+        return StopAsked()
 
     async def _perform(self, effect: Effect) -> Event:
         """Run one effect; returns the event that came of it."""
@@ -191,7 +206,7 @@ class Agent:
                 return await self._take_part(asked)
             case Conclude(finished):
                 return await self._conclude(finished)
-            case Exit():
+            case Exit() | Reload():
                 return StopAsked()
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
@@ -667,6 +682,12 @@ class Agent:
         source = self._config.sources[admitted.job.dataset or self._config.dataset]
         key = split_key(self._config.directory)
         return ModelMaker(admitted.job, origin, source.contract(), key, self._keys)
+
+
+async def _reloaded(changed: Callable[[], str]) -> Event:
+    while not changed():  # noqa: ASYNC110 a file tells nobody that it changes
+        await asyncio.sleep(LOOK_SECONDS)
+    return ReloadAsked(changed())
 
 
 def _code(error: StaddleError) -> str:

@@ -5,13 +5,16 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 
 from .. import log, metrics
 from ..errors import LocalError
 from ..files.portable import check_runs_daemons
+from ..files.watched_file import WatchedFile
 from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
@@ -31,28 +34,26 @@ from .egress.gate import Gate
 from .egress.session import open_client
 from .egress.witness import HEADS, Witness
 from .job_folder import check_same_records, kept_split_key
+from .session import Exit, Reload
+
+# events about each file that is read again once it changes
+RELOADED = {"policy": "policy.reloaded"}
+INVALID = {"policy": "policy.invalid"}
 
 
 async def serve(config: SiloConfig) -> None:
     """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why).
 
     LocalError also if keys, roster, policy or ledger do not fit together. The folder is locked
-    meanwhile, so that no second agent can use it.
+    meanwhile, so that no second agent can use it. A policy file that changes is read again, without
+    an end of the process; an invalid one is logged, and changes nothing.
     """
     check_runs_daemons("a silo")
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
-    address = checked_address(config.coordinator)
+    checked_address(config.coordinator)
     keys = load_keys(config.keys)
-    roster = rosters.load(config.roster)
-    rosters.verify(roster, config.trust)
-    entry = keys.entry
-    # Checked here, since the coordinator would end the handshake without a reason.
-    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
-        raise LocalError(
-            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
-            f" {roster.version}; have its entry.json added and the roster signed"
-        )
+    roster = _roster(config, keys)
 
     # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.names)
@@ -63,7 +64,7 @@ async def serve(config: SiloConfig) -> None:
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with (
         locked(config.directory),
-        Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger,
+        Ledger.open(ledger_folder, keys.entry.id, roster.federation, keys.log) as ledger,
     ):
         for left in list(config.directory.rglob(".*.tmp")):  # of a process that died while it wrote
             # The folder of a model that it was making.
@@ -75,32 +76,100 @@ async def serve(config: SiloConfig) -> None:
         check_same_records(config.directory / "jobs", config.names)
         kept_split_key(config.directory)  # lost, it is said now and not when a job is offered
 
-        # The ledger says under which policy everything behind this record left.
-        software = f"staddle {version('staddle')}"
-        roster_digest = rosters.digest(roster)
-        start = Start(silo=entry.id, software=software, roster=roster_digest, policy=policy.digest)
-        ledger.append(start)
-        ledger.put_in_force(policy.digest, policy.text)
-
-        witness = Witness(ledger, roster, keys, config.directory / HEADS)
-        with _budgets(config, policy, ledger, roster, keys) as opened:
-            # Without a budget nothing counts as paid for, so no private job can upload.
-            paid = budgets.paid_by(opened)
-            gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, paid)
-            agent = Agent(config, entry.id, roster, policy, gate, keys, opened)
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, agent.stop)
-            log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
-            with metrics.served(
-                config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)
-            ):
-                barred = await agent.run()
+        parse = partial(budgets.checked_policy, config)
+        files = {"policy": WatchedFile(config.policy, policy.text.encode(), policy, parse)}
+        stops = Stops()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stops.ask)
+        end = await _run(config, keys, roster, ledger, files, stops)
+        while isinstance(end, Reload):
+            # The records say until when the old files counted, and from when the new ones do.
+            ledger.append(StopRecord(reason=f"{end.why} changed"))
+            end = await _run(config, keys, roster, ledger, files, stops)
         # Only after an orderly end: an error leaves no such record.
-        ledger.append(StopRecord(reason="barred" if barred else "asked to stop"))
+        ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
-    if barred:
-        raise LocalError(f"the coordinator bars this silo: {barred}")
+    if end.why:
+        raise LocalError(f"the coordinator bars this silo: {end.why}")
+
+
+class Stops:
+    """Whether this process was asked to stop, whichever agent runs."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._agent: Agent | None = None
+
+    def ask(self) -> None:
+        """Stop the agent that runs, and any later one."""
+        self._asked = True
+        if self._agent is not None:
+            self._agent.stop()
+
+    def watch(self, agent: Agent) -> None:
+        """From now on this agent runs; it is stopped at once if that was asked for before."""
+        self._agent = agent
+        if self._asked:
+            agent.stop()
+
+
+def _roster(config: SiloConfig, keys: Keys) -> Roster:
+    """The roster, which names these keys; LocalError otherwise."""
+    roster = rosters.load(config.roster)
+    rosters.verify(roster, config.trust)
+    entry = keys.entry
+    # Checked here, since the coordinator would end the handshake without a reason.
+    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
+        raise LocalError(
+            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
+            f" {roster.version}; have its entry.json added and the roster signed"
+        )
+    return roster
+
+
+async def _run(
+    config: SiloConfig,
+    keys: Keys,
+    roster: Roster,
+    ledger: Ledger,
+    files: Mapping[str, WatchedFile[SiloPolicy]],
+    stops: Stops,
+) -> Exit | Reload:
+    """Run one agent by the files of now, until it ends."""
+    silo = keys.entry.id
+    reloaded = [name for name, file in files.items() if file.changed]
+    policy = files["policy"].take()
+    # The ledger says under which policy everything behind this record left.
+    software = f"staddle {version('staddle')}"
+    roster_digest = rosters.digest(roster)
+    start = Start(silo=silo, software=software, roster=roster_digest, policy=policy.digest)
+    ledger.append(start)
+    ledger.put_in_force(policy.digest, policy.text)
+
+    witness = Witness(ledger, roster, keys, config.directory / HEADS)
+    with _budgets(config, policy, ledger, roster, keys) as opened:
+        # Without a budget nothing counts as paid for, so no private job can upload.
+        paid = budgets.paid_by(opened)
+        client = open_client(checked_address(config.coordinator), keys, roster)
+        gate = Gate(client, ledger, policy, roster, witness, paid)
+        agent = Agent(config, silo, roster, policy, gate, keys, opened)
+        stops.watch(agent)
+        log.event("started", silo=silo, roster=roster.version, policy=policy.digest)
+        digests = {"policy": policy.digest}
+        for name in reloaded:
+            log.event(RELOADED[name], sha256=digests[name])
+        with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
+            return await agent.run(partial(_changed, files))
+
+
+def _changed(files: Mapping[str, WatchedFile[SiloPolicy]]) -> str:
+    """Which files have changed since they were taken; empty for none."""
+    now = time.monotonic()
+    for name, file in files.items():
+        if fault := file.look(now):
+            log.problem(INVALID[name], why=f"{fault}; the {name} of before stays in force")
+    return ", ".join(name for name, file in files.items() if file.changed)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,10 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     working   ConnectionLost               offline   Connect(attempt + 1): the task comes again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
+    between   ReloadAsked                  stopped   Reload(why)
+
+"Between" is before Connect, Poll and Decide, and during Poll: no round is being worked on, and
+nothing is being uploaded. A task that was dropped for a reload comes again.
 
 Attempts are counted from the last task that was done or the last poll that told none, so a
 coordinator that greets and then refuses is not hammered.
@@ -134,7 +138,16 @@ class StopAsked:
     """Someone asked this process to stop, in any stage."""
 
 
-Event: TypeAlias = Connected | TaskReceived | Worked | ConnectionLost | Barred | StopAsked
+@dataclass(frozen=True)
+class ReloadAsked:
+    """A file that this agent was made from has changed; ``why`` names it."""
+
+    why: str
+
+
+Event: TypeAlias = (
+    Connected | TaskReceived | Worked | ConnectionLost | Barred | StopAsked | ReloadAsked
+)
 
 
 # Effects.
@@ -189,7 +202,22 @@ class Exit:
     why: str
 
 
-Effect: TypeAlias = Connect | Poll | Decide | TakePart | Conclude | Exit
+@dataclass(frozen=True)
+class Reload:
+    """End this agent, and make another from the files as they are now.
+
+    All that an agent must remember is on the disk, so jobs continue.
+    """
+
+    why: str
+
+
+Effect: TypeAlias = Connect | Poll | Decide | TakePart | Conclude | Exit | Reload
+
+
+def may_reload(effect: Effect) -> bool:
+    """Whether ReloadAsked may come before this effect."""
+    return isinstance(effect, Connect | Poll | Decide)
 
 
 def begin() -> tuple[SessionState, Effect]:
@@ -208,6 +236,8 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
             return SessionState("stopped"), Exit("")
         case Barred(why):
             return SessionState("stopped"), Exit(why)
+        case ReloadAsked(why) if state.stage in ("offline", "waiting") or _offered(state):
+            return SessionState("stopped"), Reload(why)
         # The task is dropped: the coordinator tells it again, if it still stands.
         case ConnectionLost() if state.stage != "stopped":
             attempt = state.attempt + 1
@@ -228,6 +258,10 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
             raise LocalError(
                 f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle"
             )
+
+
+def _offered(state: SessionState) -> bool:
+    return state.stage == "working" and isinstance(state.task, JobOffered)
 
 
 def _work(task: Task) -> Effect:

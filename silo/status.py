@@ -16,10 +16,11 @@ from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
 from ..security.ledger.audit import LEDGER, AuditResult, verify
 from ..security.ledger.messages import Totals, of_type, summary
-from ..security.ledger.records import PrivacyHead
+from ..security.ledger.records import PolicyChange, PrivacyHead
 from ..security.log.head import own_log_key
 from ..security.log.lock import held
 from ..security.policy import policy as policies
+from .admission import budget as budgets
 from .config import SiloConfig
 from .job_folder import JobFolder
 
@@ -60,6 +61,18 @@ class LedgerStatus:
 
 
 @dataclass(frozen=True)
+class PolicyStatus:
+    """The policy file, next to the policy under which the agent decides.
+
+    Digests are SHA-256 in hex, empty where there is none.
+    """
+
+    in_force: str  # by the ledger: the last one that an agent ran with
+    file: str
+    problem: str = ""  # why the file is not used; an agent that runs keeps the policy of before
+
+
+@dataclass(frozen=True)
 class SiloStatus:
     """The status of a silo's folder.
 
@@ -71,6 +84,7 @@ class SiloStatus:
     disk: Disk
     jobs: tuple[SiloJobStatus, ...]
     ledger: LedgerStatus
+    policy: PolicyStatus
 
 
 def read(config: SiloConfig) -> SiloStatus:
@@ -92,9 +106,25 @@ def read(config: SiloConfig) -> SiloStatus:
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
     )
     jobs = tuple(_job(JobFolder(path.parent), config) for path in kept)
-    return SiloStatus(
-        config.directory, held(config.directory), disk(config.directory), jobs, ledger
+    running, room, policy = (
+        held(config.directory),
+        disk(config.directory),
+        _policy(config, verified),
     )
+    return SiloStatus(config.directory, running, room, jobs, ledger, policy)
+
+
+def _policy(config: SiloConfig, verified: AuditResult) -> PolicyStatus:
+    in_force = ""
+    # A ledger that does not hold says nothing.
+    if verified.ok:
+        for _, change in of_type(config.directory / LEDGER, PolicyChange):
+            in_force = change.after
+    try:
+        policy = budgets.checked_policy(config, read_bytes(config.policy))
+    except LocalError as error:
+        return PolicyStatus(in_force, "", str(error))
+    return PolicyStatus(in_force, policy.digest)
 
 
 def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:

@@ -159,14 +159,16 @@ def _silo_document(found: SiloStatus) -> dict[str, Any]:
         "jobs": [asdict(job) for job in found.jobs],
         "ledger": {**verified, "totals": totals},
         "privacy": budgets,
+        "policy": asdict(found.policy),
     }
 
 
 def _silo(found: SiloStatus) -> list[str | PrintedTable]:
     head = _head("silo", found.running, found.directory, found.disk)
     ledger = _ledger(found.ledger)
+    policy = _policy(found)
     if not found.jobs:
-        return [head, "no jobs", *ledger]
+        return [head, policy, "no jobs", *ledger]
 
     rows = []
     problems = []
@@ -177,7 +179,19 @@ def _silo(found: SiloStatus) -> list[str | PrintedTable]:
         if job.problem:
             problems.append(f"{job.job}: {job.problem}")
     columns = ("job", "method", "rounds", "state", "own held-out records")
-    return [head, _table(columns, rows), *problems, *ledger]
+    return [head, policy, _table(columns, rows), *problems, *ledger]
+
+
+def _policy(found: SiloStatus) -> str:
+    """Which policy decides, and why it is not the file's."""
+    policy = found.policy
+    kept = f"{policy.in_force[:12]}… stays in force" if policy.in_force else "none is in force"
+    waits = f"the file's, {policy.file[:12]}…, is not in force yet; {kept}"
+    if policy.problem:
+        return f"policy NOT USED: {policy.problem}; {kept}"
+    if policy.file != policy.in_force:
+        return f"policy: {waits}"
+    return f"policy: {policy.in_force[:12]}… in force"
 
 
 def _state(job: SiloJob) -> str:

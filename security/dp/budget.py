@@ -396,10 +396,7 @@ def check_covered(
     )
     # Only the policy's limit can be raised by the person who reads this.
     if not whose:
-        why += (
-            f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for cheaper"
-            " jobs"
-        )
+        why += f"; raise epsilon in its [dataset.{dataset}], or ask for cheaper jobs"
     raise ExhaustedError(why)
 
 

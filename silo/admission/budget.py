@@ -34,7 +34,7 @@ from ...security.log.tree_head import TreeHead
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DataSets
 from ...security.policy.file import BudgetTable
-from ...security.policy.policy import Policy
+from ...security.policy.policy import Policy, SiloPolicy
 from ...security.policy.release import PaidBy
 from ..config import SiloConfig
 
@@ -193,7 +193,22 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
 
     LocalError for a budget that is broken.
     """
-    policy = policies.load(config.policy, config.names)
+    return _reports(config, policies.load(config.policy, config.names))
+
+
+def checked_policy(config: SiloConfig, data: bytes) -> SiloPolicy:
+    """The policy that these bytes are, for a silo that has run before.
+
+    LocalError for an invalid one, or one that sets a budget whose folder is lost or broken.
+    """
+    policy = policies.parse(data, str(config.policy), config.names)
+    for report in _reports(config, policy):
+        if report.lost and report.policy is not None:
+            raise LocalError(report.lost)
+    return policy
+
+
+def _reports(config: SiloConfig, policy: SiloPolicy) -> tuple[BudgetReport, ...]:
     entry = load_entry(config.keys / ENTRY_FILE)
     # read first: what is spent meanwhile is in the budget before it is in the ledger
     heads = _heads(config)

@@ -43,6 +43,7 @@ from staddle.silo import plain_rounds
 from staddle.silo.agent import Agent
 from staddle.silo.egress.outcomes import DeniedError
 from staddle.silo.egress.session import UnreachableError
+from staddle.silo.session import Exit
 
 pytestmark = pytest.mark.actor("installed method")
 
@@ -141,7 +142,7 @@ def attack(world, tmp_path, monkeypatch):
             async with asyncio.timeout(30):
                 await asyncio.wait({running, told}, return_when="FIRST_COMPLETED")
             agent.stop()
-            assert await running == ""
+            assert await running == Exit("")
             return client
 
         return asyncio.run(scenario())

@@ -36,6 +36,7 @@ from staddle.silo.egress import client as clients
 from staddle.silo.egress.gate import Gate
 from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
+from staddle.silo.session import Exit
 
 SILOS = ("north", "east")
 MIB = 1024 * 1024
@@ -94,7 +95,7 @@ class Network:
                 open_client(config.coordinator, keys, roster), ledger, policy, roster, witness
             )
             self.agents[silo] = Agent(config, silo, roster, policy, gate, keys)
-            assert await self.agents[silo].run() == ""
+            assert await self.agents[silo].run() == Exit("")
 
     @contextlib.asynccontextmanager
     async def open(self):

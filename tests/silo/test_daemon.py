@@ -1,7 +1,9 @@
 import asyncio
 import os
 import shutil
+from functools import partial
 from hashlib import sha256
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +28,7 @@ from staddle.silo import daemon
 from staddle.silo.admission.budget import paid_by
 from staddle.silo.config import FurtherData
 from staddle.silo.job_folder import JobFolder
+from staddle.silo.session import Exit, Reload
 
 SILO = "silo-a"
 
@@ -51,9 +54,9 @@ def serve(config, monkeypatch):
         def stop(self):
             pass
 
-        async def run(self):
+        async def run(self, changed):
             seen.append(stored(config.directory / "ledger"))
-            return ""
+            return run.ends.pop(0)(changed) if run.ends else Exit("")
 
     monkeypatch.setattr(daemon, "Agent", Agent)
 
@@ -62,6 +65,8 @@ def serve(config, monkeypatch):
         return seen[-1]
 
     run.budgets = budgets
+    # what agents do before their end, in turn
+    run.ends = []
     umask = os.umask(0o077)
     yield run
     os.umask(umask)  # the daemon sets its own
@@ -99,6 +104,83 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
         "policy.change",
         "stop",
     ]
+
+
+@pytest.fixture
+def reload(monkeypatch):
+    """An agent that looks at the files at two times which lie far enough apart, and its end."""
+    monkeypatch.setattr(daemon, "time", SimpleNamespace(monotonic=partial(next, count(0, 60))))
+
+    def look(changed):
+        changed()
+        return Reload(why) if (why := changed()) else Exit("")
+
+    return look
+
+
+def test_an_agent_that_ends_to_reload_is_followed_by_one_under_the_new_policy(
+    config, serve, reload
+):
+    text = config.policy.read_text()
+
+    def edit(changed):
+        config.policy.write_text(f"{text}# two\n")
+        return reload(changed)
+
+    serve.ends += [edit, reload]
+    found = serve()
+    digest = sha256(config.policy.read_bytes()).hexdigest()
+    types = [record["type"] for record in found]
+    assert types == ["start", "policy.change", "stop", "start", "policy.change"]
+    assert (found[2]["reason"], found[3]["policy"]) == ("policy changed", digest)
+    assert audit.verify(config.directory / "ledger").ok
+
+
+@pytest.mark.parametrize("broken", ["max_bites = 3\n", "\0", None], ids=str)
+def test_a_broken_policy_ends_nothing_and_is_told_once(config, serve, reload, broken):
+    def edit(changed):
+        if broken is None:
+            config.policy.unlink()
+        else:
+            config.policy.write_text(broken)
+        return reload(changed), reload(changed)
+
+    told = []
+    serve.ends += [lambda changed: edit(changed)[1]]
+    with log.followed(lambda event, fields: told.append((event, fields.get("why", "")))):
+        found = serve()
+    assert [record["type"] for record in found] == ["start", "policy.change"]
+    ((event, why),) = [each for each in told if each[0].endswith(".invalid")]
+    assert event == "policy.invalid"
+    assert why.startswith(f"{config.policy}: ")
+
+
+def test_a_policy_with_a_budget_that_is_lost_is_no_reason_to_stop(config, serve, reload):
+    text = config.policy.read_text()
+    keys = load_keys(config.keys)
+    with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
+        head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
+        write_privacy_head(ledger, "data", head, epsilon="7.5", delta="0.00001", limit="8.0")
+
+    def edit(changed):
+        config.policy.write_text(text + dataset())
+        return reload(changed)
+
+    told = []
+    serve.ends += [edit]
+    with log.followed(lambda event, fields: told.append((event, fields.get("why", "")))):
+        serve()
+    ((_, why),) = [each for each in told if each[0] == "policy.invalid"]
+    assert "gone, and with it what was spent on data set 'data'" in why
+    assert serve.budgets == [{}]
+
+
+def test_a_process_that_was_asked_to_stop_between_two_agents_stops_the_next_one():
+    stops, asked = daemon.Stops(), []
+    stops.ask()
+    stops.watch(SimpleNamespace(stop=lambda: asked.append("late")))
+    stops.ask()
+    assert asked == ["late", "late"]
 
 
 def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_it(config, serve):

@@ -16,6 +16,8 @@ from staddle.silo.session import (
     JobFinished,
     JobOffered,
     Poll,
+    Reload,
+    ReloadAsked,
     RoundOpened,
     SessionState,
     StopAsked,
@@ -24,6 +26,7 @@ from staddle.silo.session import (
     Worked,
     advance,
     begin,
+    may_reload,
 )
 
 OFFER = JobOffered("j", "ab", b"{}")
@@ -33,6 +36,7 @@ WORK = {OFFER: Decide(OFFER), ASKED: TakePart(ASKED), FINISHED: Conclude(FINISHE
 OFFLINE = SessionState("offline", 2)
 WAITING = SessionState("waiting", 2)
 WORKING = SessionState("working", 2, ASKED)
+OFFERED = SessionState("working", 2, OFFER)
 STOPPED = SessionState("stopped")
 
 TABLE = [
@@ -51,10 +55,11 @@ TABLE = [
         for state in (OFFLINE, WAITING, WORKING, STOPPED)
     ),
     *((state, StopAsked(), STOPPED, Exit("")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
+    *((state, ReloadAsked("x"), STOPPED, Reload("x")) for state in (OFFLINE, WAITING, OFFERED)),
 ]
 EVENTS = (
     Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x"),
-    Barred("x"), StopAsked(),
+    Barred("x"), StopAsked(), ReloadAsked("x"),
 )  # fmt: skip
 
 
@@ -69,7 +74,7 @@ def test_each_row_of_the_table(state, event, following, effect):
     assert advance(state, event) == (following, effect)
 
 
-LEGAL = {(state.stage, type(event)) for state, event, *_ in TABLE}
+LEGAL = {(state.stage, type(event)) for state, event, *_ in TABLE} - {("working", ReloadAsked)}
 ILLEGAL = [
     (s, e)
     for s, e in itertools.product((OFFLINE, WAITING, WORKING), EVENTS)
@@ -84,8 +89,10 @@ def test_an_event_that_cannot_come_is_our_own_fault(state, event):
 
 
 @pytest.mark.parametrize(
-    "event", [Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x")]
-)
+    "event",
+    [Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x"),
+     ReloadAsked("x")],
+)  # fmt: skip
 def test_nothing_comes_after_a_stop(event):
     with pytest.raises(LocalError, match="stopped"):
         advance(STOPPED, event)
@@ -137,19 +144,31 @@ def test_a_coordinator_that_tells_a_task_and_then_refuses_it_is_not_hammered():
 def test_any_events_keep_state_and_effect_together(events):
     state, effect = begin()
     for event in events:
-        if isinstance(effect, Exit):
+        if isinstance(effect, Exit | Reload):
             break
-        before = state
+        before, between = state, may_reload(effect)
+        legal = (state.stage, type(event)) in LEGAL
+        if isinstance(event, ReloadAsked):
+            legal = between
         try:
             state, effect = advance(state, event)
         except LocalError:
-            assert (before.stage, type(event)) not in LEGAL
+            assert not legal
+            assert state is before
             continue
-        assert (before.stage, type(event)) in LEGAL
-        wanted = {"offline": Connect, "waiting": Poll, "stopped": Exit}.get(
+        assert legal
+        ends = Reload if isinstance(event, ReloadAsked) else Exit
+        wanted = {"offline": Connect, "waiting": Poll, "stopped": ends}.get(
             state.stage, type(WORK.get(state.task))
         )
         assert type(effect) is wanted
         assert (state.task is not None) == (state.stage == "working")
         if isinstance(effect, Connect):
             assert effect.attempt == state.attempt > 0
+
+
+def test_nothing_is_reloaded_while_a_round_is_worked_on_or_a_job_concluded():
+    for task in (ASKED, FINISHED):
+        with pytest.raises(LocalError, match="ReloadAsked"):
+            advance(SessionState("working", 0, task), ReloadAsked("policy"))
+        assert not may_reload(WORK[task])

@@ -43,6 +43,7 @@ from staddle.silo.agent import Agent
 from staddle.silo.egress.gate import Gate
 from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
+from staddle.silo.session import Exit
 
 SILO = "north"
 SECONDS = 20
@@ -287,7 +288,7 @@ async def told_all(hostile, agent, seconds):
     assert told.done() or seconds is not None, f"tasks were left: {hostile.tasks}"
     told.cancel()
     agent.stop()
-    assert await asyncio.wait_for(running, SECONDS) == ""
+    assert await asyncio.wait_for(running, SECONDS) == Exit("")
 
 
 def records(folder, *types, log="ledger"):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 import sys
@@ -273,12 +274,33 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
     at = lines.index("ledger: holds, 3 records, 120 bytes left")
-    assert " ".join(" ".join(lines[2:at]).split()) == (
+    assert " ".join(" ".join(lines[3:at]).split()) == (
         "first fedavg 4 of 4 finished accuracy 60.0% on 10; balanced 60.0%;"
         " always the most frequent class 100.0%"
     )
     assert lines[at + 1].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
+
+
+def test_a_silo_sees_which_policy_decides_and_why_it_is_not_the_file(made, silo):
+    config, path = made.silo_config("a"), made.folder / "a" / "policy.toml"
+    text = path.read_text()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    # a line may be long, since it names a path
+    said = lambda: CliRunner().invoke(app, ["--config", str(config)]).output.splitlines()[1]
+    waits = f"policy: the file's, {digest[:12]}…, is not in force yet; "
+    assert said() == f"{waits}none is in force"
+    with ledger(made) as opened:
+        opened.put_in_force(old := hashlib.sha256(b"").hexdigest(), "")
+    assert said() == f"{waits}{old[:12]}… stays in force"
+    with ledger(made) as opened:
+        opened.put_in_force(digest, text)
+    assert said() == f"policy: {digest[:12]}… in force"
+    path.write_text(f"{text}\nmax_bites = 3\n")
+    policy = read(config)["policy"]
+    assert (policy["in_force"], policy["file"]) == (digest, "")
+    assert f"{path}: " in policy["problem"]
+    assert said().startswith("policy NOT USED: ")
 
 
 def test_a_report_of_an_earlier_release_has_no_score(made, silo):
@@ -293,7 +315,7 @@ def test_a_report_of_an_earlier_release_has_no_score(made, silo):
     path.write_text(json.dumps(report))
     (job,) = read(made.silo_config("a"))["jobs"]
     assert (job["tested"], job["score"], job["baseline"], job["problem"]) == (10, None, None, "")
-    assert show(made.silo_config("a")).splitlines()[2].split()[-2:] == ["open", "-"]
+    assert show(made.silo_config("a")).splitlines()[3].split()[-2:] == ["open", "-"]
 
 
 def test_code_that_the_policy_does_not_allow_is_not_run_to_show_a_job(made, silo):
