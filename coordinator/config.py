@@ -6,7 +6,8 @@
     listen = "0.0.0.0:7443"
     directory = "state"               # paths are relative to this file
     keys = "keys"
-    roster = "roster.json"
+    roster = "roster.json"            # founders hand in later versions (staddle federation)
+    enrolment = true                  # left out: true; false: nobody joins through this coordinator
     jobs = ["jobs/first.json"]        # signed job files, run in turn
     packages = ["lung-models"]        # installed packages whose code jobs may run; left out: none
     log = "text"                      # or "json"
@@ -85,6 +86,7 @@ class CoordinatorConfig(Strict):
     directory: Path
     keys: Path
     roster: Path
+    enrolment: bool = pydantic.Field(default=True, strict=True)
     jobs: tuple[Path, ...] = ()
     packages: tuple[PackageName, ...] = ()
     log: Literal["text", "json"] = "text"

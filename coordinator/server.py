@@ -26,10 +26,15 @@ from ..files.portable import check_runs_daemons, resource
 from ..metrics import Gauge
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
+from ..proto.membership_pb2_grpc import (
+    add_EnrolmentServicer_to_server,
+    add_MembershipServicer_to_server,
+)
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
 from ..security import preflight
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
+from ..security.identity.guest import GUEST_CERTIFICATE
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
@@ -40,9 +45,11 @@ from ..security.log.tree_head import TreeHead
 from . import config as configs
 from . import heap
 from .daemon import Daemon
+from .enrolment import Enrolments
 from .rounds.events import Stage
 from .rpc.guard import Guard
 from .rpc.limits import CallLimits
+from .rpc.membership import MembershipService
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .rpc.start_weights import check_start_file, missing_file
@@ -117,21 +124,32 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     before, files = most_open_files()
     log.event("starting", files=files, files_before=before)
     stopped = stop_signal()
-    async with running(config):
-        broken = await stopped
-        log.event("stopping")
+    while not stopped.done():
+        renewed = asyncio.Event()
+        async with running(config, renewed) as address:
+            waits = asyncio.ensure_future(renewed.wait())
+            both: set[asyncio.Future[Any]] = {stopped, waits}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            waits.cancel()
+            log.event("stopping", why="" if stopped.done() else "a new roster")
+        # All state is on the disk, so jobs continue; silos look for it at the same port.
+        config = config.model_copy(update={"listen": address})
     log.event("stopped")
-    if broken:
+    if broken := stopped.result():
         raise LocalError(f"the coordinator stopped: {broken}")
 
 
 @asynccontextmanager
-async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
+async def running(
+    config: configs.CoordinatorConfig, renewed: asyncio.Event | None = None
+) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on.
 
-    LocalError before the block for a wrong configuration, a taken port, or a folder that another
-    process has locked.
+    ``renewed`` is set once the founders have handed in another roster, which counts from the next
+    start on. LocalError before the block for a wrong configuration, a taken port, or a folder that
+    another process has locked.
     """
+    renewed = renewed or asyncio.Event()
     keys, roster = _identity(config)
     # Its silos fail in the handshake, of which nothing else is logged here.
     if why := preflight.clock_fault(roster, utc_now()):
@@ -171,8 +189,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             check_start_file(job)
             daemon.check_new(job)
         guard = Guard(roster)
-        server = _server(daemon, guard)
-        port = _listen(server, config.listen, keys, roster)
+        server = _server(daemon, guard, renewed)
+        port = _listen(server, config, keys, roster)
         health_service = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
         await server.start()
@@ -207,7 +225,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             # the end of the loop cancels.
             if calls := calls_open():
                 await asyncio.wait(calls, timeout=GRACE_SECONDS)
-        ledger.append(StopRecord(reason="asked to stop"))
+        ledger.append(StopRecord(reason="roster changed" if renewed.is_set() else "asked to stop"))
 
 
 def calls_open() -> set["asyncio.Task[object]"]:
@@ -284,27 +302,35 @@ def _job(
     return job, signed
 
 
-def _server(daemon: Daemon, guard: Guard) -> grpc.aio.Server:
+def _server(daemon: Daemon, guard: Guard, renewed: asyncio.Event) -> grpc.aio.Server:
     require_tls13()
     server = grpc.aio.server(interceptors=(guard,), options=list(SERVER_OPTIONS))
     add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
     add_OperationsServicer_to_server(Operations(daemon), server)  # type: ignore[no-untyped-call]
+    enrolments = Enrolments(daemon.config.directory, daemon.roster)
+    enrolments.forget(utc_now().timestamp())
+    membership = MembershipService(daemon, enrolments, renewed)
+    add_MembershipServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
+    if daemon.config.enrolment:
+        add_EnrolmentServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
     return server
 
 
-def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.Roster) -> int:
+def _listen(
+    server: grpc.aio.Server, config: configs.CoordinatorConfig, keys: Keys, roster: rosters.Roster
+) -> int:
+    # Where the guest is not trusted, no stranger completes a handshake.
+    trusted = roster.bundle() + (GUEST_CERTIFICATE if config.enrolment else "")
     pair = (keys.tls_key, keys.entry.certificate.encode())
     # Each member's own certificate is a root of trust: there is no CA.
     # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory
     # (grpc issue 36693).
-    credentials = grpc.ssl_server_credentials(
-        [pair], roster.bundle().encode(), require_client_auth=True
-    )
+    credentials = grpc.ssl_server_credentials([pair], trusted.encode(), require_client_auth=True)
     try:
-        return server.add_secure_port(address, credentials)
+        return server.add_secure_port(config.listen, credentials)
     except RuntimeError as error:
         raise LocalError(
-            f"cannot listen on {address}: is the port taken, or the address not of this host?"
+            f"cannot listen on {config.listen}: is the port taken, or the address not of this host?"
         ) from error
 
 

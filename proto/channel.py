@@ -14,6 +14,7 @@ MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
 
 # Full names, since each ledger record of a message states its RPC.
+ENROL = "/staddle.v1.Enrolment/Enrol"
 FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"
@@ -81,6 +82,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 2),
     # A peer that connects and sends nothing holds its connection no longer than this.
     ("grpc.server_handshake_timeout_ms", 20_000),
+    # Nor does one that makes no call: anybody may connect as a guest. Members reconnect.
+    ("grpc.max_connection_idle_ms", 120_000),
 )
 
 

@@ -93,18 +93,20 @@ class HelloRequest(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held")
+    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: bytes
     beat_seconds: int
     hold_seconds: int
     held: bytes
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ...) -> None: ...
+    roster: bytes
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ..., roster: _Optional[bytes] = ...) -> None: ...
 
 class PollRequest(_message.Message):
     __slots__ = ("session",)

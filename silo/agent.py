@@ -30,6 +30,7 @@ from ..errors import (
     UnwritableError,
 )
 from ..proto import federation_pb2 as pb
+from ..security.identity import roster as rosters
 from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.roster import Roster
 from ..security.policy.policy import SiloPolicy
@@ -42,7 +43,7 @@ from .blind.round import REFUSED
 from .blind.rounds import BlindRounds, OwnValues
 from .config import SiloConfig
 from .egress.gate import Gate
-from .egress.outcomes import DeniedError
+from .egress.outcomes import DeniedError, OtherRosterError
 from .egress.session import TurnedAwayError, UnreachableError
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
@@ -190,6 +191,8 @@ class Agent:
             return await self._run_effect(effect)
         except TurnedAwayError as error:
             return await self._turned_away(effect, error)
+        except OtherRosterError as error:
+            return await asyncio.to_thread(self._other_roster, error.roster)
         except PeerError as error:
             log.problem("coordinator.lost", why=str(error))
             return ConnectionLost(str(error))
@@ -208,6 +211,20 @@ class Agent:
                 return await self._conclude(finished)
             case Exit() | Reload():
                 return StopAsked()
+
+    def _other_roster(self, data: bytes) -> Event:
+        """Take over a newer roster that our founders signed; any other one bars us."""
+        coordinator = self._roster.coordinator.id
+        try:
+            roster = rosters.parse(data, "the coordinator's roster")
+            rosters.check_next(roster, self._roster, self._config.trust, self._keys.entry)
+            # Whoever watches the files sees it there (``changed``), and makes an agent of it.
+            rosters.save(roster, self._config.roster)
+        except (LocalError, PeerError) as error:
+            why = f"holds another roster, which this silo does not take over: {error}"
+            return Barred(str(PeerError(coordinator, why)))
+        log.event("roster.received", version=roster.version)
+        return ConnectionLost(f"{coordinator} holds roster version {roster.version}")
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
         """Stop, greet again or continue, by what the coordinator turned away, and why."""

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
+from typing import Any, TypeAlias
 
 from .. import log, metrics
 from ..errors import LocalError
+from ..files.documents import read_bytes
 from ..files.portable import check_runs_daemons
 from ..files.watched_file import WatchedFile
 from ..proto.channel import checked_address
@@ -36,24 +38,28 @@ from .egress.witness import HEADS, Witness
 from .job_folder import check_same_records, kept_split_key
 from .session import Exit, Reload
 
+# by what they are: files that are read again once they change
+WatchedFiles: TypeAlias = Mapping[str, WatchedFile[Any]]
+
 # events about each file that is read again once it changes
-RELOADED = {"policy": "policy.reloaded"}
-INVALID = {"policy": "policy.invalid"}
+RELOADED = {"policy": "policy.reloaded", "roster": "roster.reloaded"}
+INVALID = {"policy": "policy.invalid", "roster": "roster.invalid"}
 
 
 async def serve(config: SiloConfig) -> None:
     """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why).
 
     LocalError also if keys, roster, policy or ledger do not fit together. The folder is locked
-    meanwhile, so that no second agent can use it. A policy file that changes is read again, without
-    an end of the process; an invalid one is logged, and changes nothing.
+    meanwhile, so that no second agent can use it. Policy and roster are read again once their
+    files change, without an end of the process; an invalid one is logged, and changes nothing.
     """
     check_runs_daemons("a silo")
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     checked_address(config.coordinator)
     keys = load_keys(config.keys)
-    roster = _roster(config, keys)
+    watched = _watched_roster(config, keys)
+    roster = watched.take()
 
     # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.names)
@@ -77,16 +83,19 @@ async def serve(config: SiloConfig) -> None:
         kept_split_key(config.directory)  # lost, it is said now and not when a job is offered
 
         parse = partial(budgets.checked_policy, config)
-        files = {"policy": WatchedFile(config.policy, policy.text.encode(), policy, parse)}
+        files: WatchedFiles = {
+            "policy": WatchedFile(config.policy, policy.text.encode(), policy, parse),
+            "roster": watched,
+        }
         stops = Stops()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stops.ask)
-        end = await _run(config, keys, roster, ledger, files, stops)
+        end = await _run(config, keys, ledger, files, stops)
         while isinstance(end, Reload):
             # The records say until when the old files counted, and from when the new ones do.
             ledger.append(StopRecord(reason=f"{end.why} changed"))
-            end = await _run(config, keys, roster, ledger, files, stops)
+            end = await _run(config, keys, ledger, files, stops)
         # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
@@ -114,9 +123,13 @@ class Stops:
             agent.stop()
 
 
-def _roster(config: SiloConfig, keys: Keys) -> Roster:
-    """The roster, which names these keys; LocalError otherwise."""
-    roster = rosters.load(config.roster)
+def _watched_roster(config: SiloConfig, keys: Keys) -> WatchedFile[Roster]:
+    """The roster, which names these keys; LocalError otherwise.
+
+    A later one counts if the founders signed it, and it is newer.
+    """
+    content = read_bytes(config.roster)
+    roster = rosters.parse(content, str(config.roster))
     rosters.verify(roster, config.trust)
     entry = keys.entry
     # Checked here, since the coordinator would end the handshake without a reason.
@@ -125,21 +138,25 @@ def _roster(config: SiloConfig, keys: Keys) -> Roster:
             f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
             f" {roster.version}; have its entry.json added and the roster signed"
         )
-    return roster
+    newest = [roster]
+
+    def parse(data: bytes) -> Roster:
+        following = rosters.parse(data, str(config.roster))
+        rosters.check_next(following, newest[-1], config.trust, entry)
+        newest.append(following)
+        return following
+
+    return WatchedFile(config.roster, content, roster, parse)
 
 
 async def _run(
-    config: SiloConfig,
-    keys: Keys,
-    roster: Roster,
-    ledger: Ledger,
-    files: Mapping[str, WatchedFile[SiloPolicy]],
-    stops: Stops,
+    config: SiloConfig, keys: Keys, ledger: Ledger, files: WatchedFiles, stops: Stops
 ) -> Exit | Reload:
     """Run one agent by the files of now, until it ends."""
     silo = keys.entry.id
     reloaded = [name for name, file in files.items() if file.changed]
-    policy = files["policy"].take()
+    policy: SiloPolicy = files["policy"].take()
+    roster: Roster = files["roster"].take()
     # The ledger says under which policy everything behind this record left.
     software = f"staddle {version('staddle')}"
     roster_digest = rosters.digest(roster)
@@ -156,14 +173,14 @@ async def _run(
         agent = Agent(config, silo, roster, policy, gate, keys, opened)
         stops.watch(agent)
         log.event("started", silo=silo, roster=roster.version, policy=policy.digest)
-        digests = {"policy": policy.digest}
+        digests = {"policy": policy.digest, "roster": roster_digest}
         for name in reloaded:
             log.event(RELOADED[name], sha256=digests[name])
         with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
             return await agent.run(partial(_changed, files))
 
 
-def _changed(files: Mapping[str, WatchedFile[SiloPolicy]]) -> str:
+def _changed(files: WatchedFiles) -> str:
     """Which files have changed since they were taken; empty for none."""
     now = time.monotonic()
     for name, file in files.items():

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ...files.documents import write_new
+from ...security.identity.roster import Pins
 from . import printer
 
 
@@ -54,6 +55,26 @@ def policy(
 def text(name: str) -> str:
     """The text of a template; ``name`` is its file's, without suffix."""
     return (resources.files(__package__) / "templates" / f"{name}.toml").read_text("utf-8")
+
+
+def filled(name: str, trust: Pins, address: str) -> str:
+    """A template with a federation's pins and the coordinator's address, host:port, in it."""
+    port = address.rpartition(":")[2]
+    founders = ", ".join(f'"{each}"' for each in trust.founders)
+    settings = {
+        'coordinator = "federation.example:7443"': f'coordinator = "{address}"',
+        'listen = "0.0.0.0:7443"': f'listen = "0.0.0.0:{port}"',
+        'federation = "my-federation"': f'federation = "{trust.federation}"',
+        'founders = ["SHA256:ReplaceThisByTheFingerprintOfAFoundersKey00"]': (
+            f"founders = [{founders}]"
+        ),
+        "\nthreshold = 1\n": f"\nthreshold = {trust.threshold}\n",
+        "# minimum_version = 1": f"minimum_version = {trust.minimum_version}",
+    }
+    content = text(name)
+    for example, setting in settings.items():
+        content = content.replace(example, setting)
+    return content
 
 
 def write(path: Path, content: str, mode: int) -> None:

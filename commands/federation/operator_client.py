@@ -29,16 +29,17 @@ from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import clock_fault, utc_now
-from ...security.identity.keys import Role, load_keys
+from ...security.identity.keys import Keys, Role, RosterEntry, load_keys
 from ...security.identity.roster import Pins
 
 # Deadline of a call that is answered at once; a watch has none, since a job may run for days.
 CALL_SECONDS = 30.0
+ROLE_NAMES = {Role.OPERATOR: "an operator", Role.FOUNDER: "a founder"}
 CODES = {name.removeprefix("ERROR_CODE_") for name in federation_pb2.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
 
 
 class OperatorConfig(Strict):
-    """The keys of an operator's file.
+    """The keys of the file of an operator, or of a founder.
 
     Paths are relative to the file. ``trust`` pins federation and founders, so a swapped roster is
     detected.
@@ -128,16 +129,21 @@ class Operator:
             raise self._explained(error) from None
 
     def _explained(self, error: Any) -> PeerError:
-        # Without a code of the closed list, the answer is not the coordinator's own.
-        code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
-        if code in CODES:
-            return RefusedError(self._peer, code, error.details())
-        return PeerError(
-            self._peer,
-            f"no answer from {self._address} ({error.code().name}: {error.details()}). Check that"
-            " the coordinator is running, and that both rosters have the same members: run `staddle"
-            " roster show` on both sides, and the clocks of both machines (NTP)",
-        )
+        return explained(error, self._peer, self._address)
+
+
+def explained(error: Any, coordinator: str, address: str) -> PeerError:
+    """A failed call in our words: RefusedError with the coordinator's code, or PeerError."""
+    # Without a code of the closed list, the answer is not the coordinator's own.
+    code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
+    if code in CODES:
+        return RefusedError(coordinator, code, error.details())
+    return PeerError(
+        coordinator,
+        f"no answer from {address} ({error.code().name}: {error.details()}). Check that"
+        " the coordinator is running, and that both rosters have the same members: run `staddle"
+        " roster show` on both sides, and the clocks of both machines (NTP)",
+    )
 
 
 def _frames(signed: bytes, file: BinaryIO) -> Iterator[pb.WeightedJob]:
@@ -152,26 +158,43 @@ def connected(path: Path) -> Iterator[Operator]:
 
     LocalError for keys that are not those of an operator in the roster.
     """
-    require_tls13()
     config = read_toml(path, OperatorConfig)
+    keys, roster = member_of(path, config, Role.OPERATOR)
+    pair = keys.tls_key, keys.entry.certificate.encode()
+    with dialled(config.coordinator, roster.coordinator, *pair) as channel:
+        yield Operator(channel, roster.coordinator.id, config.coordinator)
+
+
+def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
+    """Keys and roster of a file; LocalError for keys that are not of this role in the roster."""
     keys, roster = load_keys(path.parent / config.keys), rosters.load(path.parent / config.roster)
     # Before dialling: the roster says which certificate to expect.
     rosters.verify(roster, config.trust)
-    entry, coordinator = keys.entry, roster.coordinator
-    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.OPERATOR:
+    entry = keys.entry
+    if entry not in roster.entries or entry.role is not role:
         raise LocalError(
-            f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it"
-            " added"
+            f"{path}: {entry.id!r} is not {ROLE_NAMES[role]} of roster version {roster.version};"
+            " have it added"
         )
+    return keys, roster
+
+
+@contextmanager
+def dialled(
+    address: str, coordinator: RosterEntry, key: bytes, certificate: bytes
+) -> Iterator[grpc.Channel]:
+    """A channel on which this coordinator alone can answer, while the block runs.
+
+    ``key`` and ``certificate`` are our own, PEM. LocalError for an address that is none, or where
+    this machine's clock lets no handshake succeed.
+    """
+    require_tls13()
     # The handshake would fail by our clock, and the reason would not be told.
     clock = clock_fault(coordinator.id, coordinator.certificate, utc_now())
     check_local(not clock, clock)
     # The coordinator's own certificate is the only root: no CA could vouch for another.
-    credentials = grpc.ssl_channel_credentials(
-        coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()
-    )
+    credentials = grpc.ssl_channel_credentials(coordinator.certificate.encode(), key, certificate)
     # The certificate names the member, not its host.
     options = [*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.staddle")]
-    address = checked_address(config.coordinator)
-    with grpc.secure_channel(address, credentials, options) as channel:
-        yield Operator(channel, coordinator.id, address)
+    with grpc.secure_channel(checked_address(address), credentials, options) as channel:
+        yield channel

@@ -7,9 +7,10 @@ entry's role fits the service: silos have Federation, operators Operations, both
 list, by one table.
 """
 
+import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, cast
 
@@ -19,8 +20,8 @@ from google.protobuf.message import DecodeError
 from ... import log
 from ...errors import LateError, PeerError, RefusedError, StaddleError
 from ...proto import federation_pb2 as pb
-from ...proto import secure_pb2
-from ...proto.channel import CONTRIBUTE, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
+from ...proto import membership_pb2, secure_pb2
+from ...proto.channel import CONTRIBUTE, ENROL, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
 from ...proto.convert.group_key import read_contributed
 from ...proto.convert.mix import read_padded
 from ...proto.convert.secagg_sent import read_contribution
@@ -60,8 +61,13 @@ LONGEST_WHY = 1000
 MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
+    "/staddle.v1.Membership": (Role.FOUNDER,),
     "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
 }
+# Strangers may call this service alone: all of them are one caller, whose name no member can have.
+ENROLMENT, GUEST = "/staddle.v1.Enrolment", "(guest)"
+# what a stranger sends: bytes of its message, and seconds until it is here
+MOST_GUEST_BYTES, GUEST_SECONDS = 40_000, 10.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -74,6 +80,7 @@ def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any]
     """
     # Fields are counted before protobuf makes anything of a message (proto/field_limits.py).
     return {
+        ENROL: (_enrolment, membership_pb2.EnrolReply.SerializeToString),
         FETCH: (pb.FetchRequest.FromString, encode),
         UPLOAD: (decode, pb.Receipt.SerializeToString),
         SECURE: (
@@ -88,18 +95,29 @@ def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any]
     }
 
 
-def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> RosterEntry:
-    """The roster entry behind a connection.
+def _enrolment(data: bytes) -> membership_pb2.EnrolRequest:
+    if len(data) > MOST_GUEST_BYTES:
+        raise ValueError(f"{len(data)} bytes, more than {MOST_GUEST_BYTES}")
+    return membership_pb2.EnrolRequest.FromString(data)
 
-    RefusedError IDENTITY for a stranger or an old TLS version.
-    """
-    # (1) TLS 1.3.
+
+def check_tls(auth: Mapping[str, Sequence[bytes]], peer: str) -> None:
+    """RefusedError IDENTITY for an old TLS version."""
     # gRPC accepts 1.2 by default, and Python has no option against it (proto/channel.py).
     version = b"".join(auth.get("ssl_tls_version", ()))
     if version != b"TLSv1.3":
         raise RefusedError(
             peer, "IDENTITY", f"the connection is {version.decode(errors='replace')}, not TLSv1.3"
         )
+
+
+def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> RosterEntry:
+    """The roster entry behind a connection.
+
+    RefusedError IDENTITY for a stranger or an old TLS version.
+    """
+    # (1) TLS 1.3.
+    check_tls(auth, peer)
     # (2) A certificate whose public key stands in the roster.
     certificates = list(auth.get("x509_pem_cert", ()))
     # Exactly one certificate: a second one would not be checked.
@@ -117,8 +135,11 @@ def caller(context: Context, roster: Roster) -> RosterEntry:
 
     RefusedError IDENTITY for a connection that is not a member's.
     """
-    auth = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
-    return identify(auth, roster, context.peer())
+    return identify(_auth(context), roster, context.peer())
+
+
+def _auth(context: Context) -> Mapping[str, Sequence[bytes]]:
+    return cast("Mapping[str, Sequence[bytes]]", context.auth_context())
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -159,19 +180,26 @@ class Guard(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(guarded, _readable(reads), writes)
 
     @contextmanager
-    def _admitted(self, method: str, context: Context) -> Any:
-        entry = caller(context, self._roster)
-        # (3) The role fits the service.
+    def _admitted(self, method: str, context: Context) -> Iterator[float | None]:
+        """Count a call in while the block runs; gives how long its request may take (seconds)."""
         service, _, rpc = method.rpartition("/")
-        # Before the limits, so that a call to the wrong service uses up no tokens.
-        if entry.role not in MAY_CALL.get(service, ()):
-            raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
+        member: str = GUEST
+        seconds: float | None = GUEST_SECONDS
+        if service == ENROLMENT:
+            check_tls(_auth(context), context.peer())
+        else:
+            entry = caller(context, self._roster)
+            # (3) The role fits the service.
+            # Before the limits, so that a call to the wrong service uses up no tokens.
+            if entry.role not in MAY_CALL.get(service, ()):
+                raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
+            member, seconds = entry.id, None
         # (4) Within limits.
-        self.limits.enter(entry.id, rpc, time.monotonic())
+        self.limits.enter(member, rpc, time.monotonic())
         try:
-            yield
+            yield seconds
         finally:
-            self.limits.leave(entry.id, rpc)
+            self.limits.leave(member, rpc)
 
     def _guarded(
         self,
@@ -186,8 +214,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def guarded(_: Any, context: Context) -> Any:
             try:
-                with self._admitted(method, context):
-                    return await behaviour(await given(context), context)
+                with self._admitted(method, context) as seconds:
+                    return await behaviour(await _within(seconds, given(context)), context)
             # Outside of this function gRPC would answer UNKNOWN, with the exception's text.
             except RefusedError as error:
                 await refuse(context, method, error)
@@ -195,6 +223,16 @@ class Guard(grpc.aio.ServerInterceptor):
                 await fail(context, method, error)
 
         return guarded
+
+
+async def _within(seconds: float | None, request: Awaitable[Any]) -> Any:
+    """A request; RefusedError LIMIT where it takes longer. Members have no time limit (None)."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await request
+    except TimeoutError:
+        why = f"sent nothing for {GUEST_SECONDS:g} seconds"
+        raise RefusedError(GUEST, "LIMIT", why) from None
 
 
 def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -24,6 +24,7 @@ from ...proto.convert.secagg_sent import poll_from_wire
 from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digester, chunks, recut
 from ...proto.wire import tensor_bytes, to_wire
+from ...security.identity import roster as rosters
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
 from ..daemon import Daemon
@@ -75,13 +76,10 @@ class Service:
                 " Staddle on both sides"
             )
             raise RefusedError(silo, "PROTOCOL_VERSION", why)
-        # (3) One roster.
+        # (3) One roster. The silo takes over this one if it is newer and its founders signed it.
         if request.roster_digest != bytes.fromhex(self._daemon.receiving.roster_digest):
-            why = (
-                f"holds another roster; this coordinator has version {self._daemon.roster.version},"
-                " bring both to one"
-            )
-            raise RefusedError(silo, "ROSTER", why)
+            log.event("roster.differs", silo=silo, version=self._daemon.roster.version)
+            return pb.HelloReply(roster=rosters.encoded(self._daemon.roster))
         # (4) A challenge that others sign: their word on its ledger is then of this session.
         if len(request.challenge) != CHALLENGE_BYTES:
             raise RefusedError(
@@ -378,8 +376,10 @@ class Service:
 
     def _check_session(self, silo: str, session: bytes) -> None:
         self._check_stopping(silo)
+        # Who has not said hello has no session, not an empty one.
+        own = self._daemon.sessions.get(silo, secrets.token_bytes())
         # In constant time: a token cannot be guessed byte by byte.
-        if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
+        if not secrets.compare_digest(own, session):
             raise RefusedError(silo, "SESSION", "unknown or ended session; say hello again")
 
     def _check_stopping(self, silo: str) -> None:

@@ -11,6 +11,7 @@ ENTRY = b"staddle/entry/1"  # a member over its own public entry: it holds the p
 ROSTER = b"staddle/roster/1"  # a founder over a roster
 # hashed: the members of a roster who do something together
 MEMBERS = b"staddle/members/1"
+INVITATION = b"staddle/invitation/1"  # a founder over a ticket to hand in an entry
 JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
 MODEL = b"staddle/model/1"  # a silo over the files of a trained model
@@ -91,6 +92,7 @@ NODE = b"\x01"  # RFC 6962 section 2.1: hash of two subtrees
 SIGNED = (
     ENTRY,
     ROSTER,
+    INVITATION,
     JOB,
     RECEIPT,
     MODEL,

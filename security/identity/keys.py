@@ -58,6 +58,7 @@ from ...files.documents import (
 )
 from .certificate import check_certificate, self_signed, subject_key
 from .domains import ENTRY, framed
+from .guest import GUEST_SPKI
 
 PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey | X25519PrivateKey
 
@@ -120,6 +121,9 @@ class RosterEntry(Strict):
             raise ValueError(
                 f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}"
             )
+
+        if self.spki_sha256 == GUEST_SPKI:
+            raise ValueError(f"the TLS key of {self.id!r} is the guest's, which everybody has")
 
         # (3) One key, one use; and no X25519 point with which every exchange gives zero (RFC 7748
         # section 6.1): everybody would know the key that such an exchange leads to.

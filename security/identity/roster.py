@@ -315,6 +315,28 @@ def verify(roster: Roster, pins: Pins, where: str = TRUST) -> None:
         raise LocalError(_too_few_signed(roster, pins, pinned, signed, where))
 
 
+def check_next(roster: Roster, present: Roster, pins: Pins, own: RosterEntry) -> None:
+    """Check a roster that shall follow the present one, which may come from anybody.
+
+    ``own`` is this party's entry. LocalError or PeerError say what is wrong; the steps run in
+    order.
+    """
+    # (1) Our founders signed it.
+    verify(roster, pins)
+    # (2) It is newer: who was removed could have kept an old one.
+    check_local(
+        roster.version > present.version,
+        f"roster version {roster.version} is not newer than version {present.version}, which is in"
+        " use here; a founder makes changes on the newest (staddle federation members)",
+    )
+    # (3) We are still in it, with the same keys.
+    check_local(
+        own in roster.entries,
+        f"roster version {roster.version} has no {own.id!r} with the keys in use here; ask a"
+        " founder. Whoever has new keys sets them in the configuration, and starts again",
+    )
+
+
 def _check_signatures(roster: Roster) -> None:
     """PeerError names a member whose signature does not hold, or who is no founder."""
     signed = signed_bytes(roster)
@@ -421,4 +443,9 @@ def save(roster: Roster, path: Path) -> None:
 
     Durable when it returns. A crash leaves the old file or the new one (``write_atomic``).
     """
-    write_atomic(path, canonical_json(roster.model_dump(mode="json")) + b"\n", 0o644)
+    write_atomic(path, encoded(roster) + b"\n", 0o644)
+
+
+def encoded(roster: Roster) -> bytes:
+    """A roster with its signatures as it crosses, and as ledgers keep it: canonical JSON."""
+    return canonical_json(roster.model_dump(mode="json"))

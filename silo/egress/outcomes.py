@@ -44,6 +44,14 @@ class SettledUpload:
     ctx: str = ""  # what a blind upload was bound to, hex
 
 
+class OtherRosterError(PeerError):
+    """The coordinator opened no session, since its roster is another one: ``roster``, unchecked."""
+
+    def __init__(self, coordinator: str, roster: bytes) -> None:
+        super().__init__(coordinator, "holds another roster")
+        self.roster = roster
+
+
 class DeniedError(LocalError):
     """The silo's own policy holds a message back; nothing left.
 

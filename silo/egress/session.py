@@ -31,7 +31,7 @@ from ..ingress import delivery
 from ..ingress.directed_rows import AnyRows
 from ..ingress.open_sums import IncomingSums
 from .client import Client, TurnedAwayError, UnreachableError
-from .outcomes import SumRecords
+from .outcomes import OtherRosterError, SumRecords
 from .witness import Witness
 
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
@@ -180,6 +180,8 @@ class CoordinatorSession:
         )
         self.count(request)
         reply = await self.client.hello(request)
+        if reply.roster:
+            raise OtherRosterError(self.coordinator.id, reply.roster)
 
         # Every later message repeats this name: a long one would eat up the caps on our messages.
         if len(reply.session) > MAX_SESSION_BYTES:

@@ -18,6 +18,7 @@ from staddle.coordinator.server import running
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.stream import Digester
+from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.silo.egress.session import TurnedAwayError, open_client
 
@@ -121,10 +122,6 @@ GREETINGS = {
         {"protocol_min": 3, "protocol_max": 4},
         ("PROTOCOL_VERSION", "protocol 3 to 4", "install the same release"),
     ),
-    "another roster": (
-        {"roster_digest": bytes(32)},
-        ("ROSTER", "roster; this coordinator has version"),
-    ),
 }
 
 
@@ -134,6 +131,13 @@ async def test_a_greeting_of_another_is_refused_politely(knocking, fields, refus
         await refused(caller.hello(**fields), *refusal)
         # a newer silo that still speaks ours
         await caller.hello(protocol_min=1, protocol_max=9)
+
+
+async def test_who_holds_another_roster_gets_this_one_and_no_session(knocking, setup):
+    async with knocking() as caller:
+        reply = await caller.hello(roster_digest=bytes(32))
+        assert reply == pb.HelloReply(roster=rosters.encoded(setup.roster))
+        await refused(caller.poll(), "SESSION", "say hello again")
 
 
 async def test_the_coordinator_may_not_act_as_a_silo(knocking, setup):

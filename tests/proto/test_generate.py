@@ -10,7 +10,8 @@ from staddle.proto import federation_pb2, operations_pb2, tensor_pb2
 FOLDER = Path(staddle.proto.__file__).parent  # of the checkout, or of the installed package
 NAMES = {
     "federation_pb2.py", "federation_pb2.pyi", "federation_pb2_grpc.py", "operations_pb2.py",
-    "operations_pb2.pyi", "operations_pb2_grpc.py", "secure_pb2.py", "secure_pb2.pyi",
+    "operations_pb2.pyi", "operations_pb2_grpc.py", "membership_pb2.py", "membership_pb2.pyi",
+    "membership_pb2_grpc.py", "secure_pb2.py", "secure_pb2.pyi",
     "tensor_pb2.py", "tensor_pb2.pyi",
 }  # fmt: skip
 

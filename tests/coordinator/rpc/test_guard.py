@@ -14,7 +14,7 @@ from staddle.coordinator.rpc import guard
 from staddle.coordinator.rpc.guard import STATUS, Guard, identify
 from staddle.errors import RefusedError
 from staddle.proto import federation_pb2 as pb
-from staddle.proto import operations_pb2
+from staddle.proto import membership_pb2, operations_pb2
 from staddle.proto.channel import ERROR_METADATA, MAX_METADATA_BYTES
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys
@@ -325,6 +325,7 @@ def test_the_services_of_the_table_are_those_of_the_proto_files():
     ours = [
         *pb.DESCRIPTOR.services_by_name.values(),
         *operations_pb2.DESCRIPTOR.services_by_name.values(),
+        *membership_pb2.DESCRIPTOR.services_by_name.values(),
     ]
     names = {f"/{service.full_name}" for service in ours}
-    assert guard.MAY_CALL.keys() == {*names, "/grpc.health.v1.Health"}
+    assert {*guard.MAY_CALL, guard.ENROLMENT} == {*names, "/grpc.health.v1.Health"}

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
-from .console import printer
+from ...security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
+from ..console import printer
 
 
 def new(

@@ -1,0 +1,138 @@
+"""``staddle join``: keys, configuration and enrolment of a new member, from an invitation."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import PeerError, RefusedError
+from ...files.documents import read_bytes
+from ...security.faults import check_local
+from ...security.identity import roster as rosters
+from ...security.identity.invitation import Invitation
+from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, load_keys
+from ...security.identity.roster import Roster
+from ..console import printer
+from ..console.examples import filled, write
+from . import membership_client
+
+ASK_SECONDS = 2.0
+FOUNDERS = """\
+Invitation to federation {federation} as {role} {member}. Compare with the founder, by telephone:"""
+OWN = """\
+Your keys are in {folder}. Read their fingerprint to the founder, who admits you with it:
+  {fingerprint}"""
+SILO = """\
+Admitted. {roster} has roster version {version}. Next:
+  edit [data] in {config}, which says where your records are
+  staddle silo check --config {config}
+  staddle silo run --config {config}"""
+OPERATOR = """\
+Admitted. {roster} has roster version {version}. Next:
+  staddle job list --operator {config}"""
+
+
+def join(
+    file: Annotated[
+        Path, typer.Argument(metavar="INVITATION", help="The file that the founder sent.")
+    ],
+    organisation: Annotated[
+        str, typer.Option(help="The organisation that joins, as people write it.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the new member (default: its id, in this folder)."),
+    ] = None,
+    host_operator: Annotated[
+        str, typer.Option(help="The organisation that runs this machine, if it is another one.")
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the founder has admitted you.")
+    ] = True,
+) -> None:
+    """Join a federation: make keys and configuration here, and hand the public half to the founder.
+
+    The keys never leave this machine. Stop it at any time: the same command resumes with the same
+    keys. It changes nothing that lies in the folder already but the roster.
+    """
+    invitation = Invitation.parse(read_bytes(file), file)
+    rosters.verify(invitation.roster, invitation.trust, "of the invitation")
+    ticket = invitation.ticket
+    folder = out or Path(ticket.member)
+    printer.show(FOUNDERS.format_map(ticket.model_dump()))
+    printer.show(*(f"  {each.id}: {each.protocol_fingerprint}" for each in invitation.founders))
+    keys = _keys(folder / "keys", invitation, organisation, host_operator)
+    config = _configured(folder, invitation)
+    fingerprint = keys.entry.protocol_fingerprint
+    printer.show(*OWN.format(folder=folder / "keys", fingerprint=fingerprint).splitlines())
+
+    # From here on the coordinator is asked, whose certificate the invitation pins.
+    for roster in _answers(invitation, keys):
+        if roster is not None:
+            _admitted(folder, config, roster, invitation, keys)
+            return
+        if not wait:
+            printer.show("Handed in. Once you are admitted, run the same command again.")
+            return
+
+
+def _keys(folder: Path, invitation: Invitation, organisation: str, host_operator: str) -> Keys:
+    """The member's keys, made once."""
+    member, role = invitation.ticket.member, Role(invitation.ticket.role)
+    if not (folder / ENTRY_FILE).exists():
+        create_keys(folder, member, role, organisation, host_operator)
+    keys = load_keys(folder)
+    entry = keys.entry
+    said = (organisation, host_operator or organisation)
+    check_local(
+        (entry.id, entry.role) == (member, role)
+        and (entry.organisation, entry.host_operator) == said,
+        f"{folder}: these keys are of {entry.role} {entry.id!r} of {entry.organisation!r}, on a"
+        f" host of {entry.host_operator!r}; give another folder with --out",
+    )
+    return keys
+
+
+def _configured(folder: Path, invitation: Invitation) -> Path:
+    """The member's configuration, written once; what was edited since stays."""
+    role = invitation.ticket.role
+    config = folder / f"{role}.toml"
+    if not config.exists():
+        write(config, filled(role, invitation.trust, invitation.coordinator), 0o600)
+    if not (folder / "roster.json").exists():
+        rosters.save(invitation.roster, folder / "roster.json")
+    return config
+
+
+def _answers(invitation: Invitation, keys: Keys) -> Iterator[Roster | None]:
+    """What the coordinator says, again and again: the roster once a founder has admitted us.
+
+    RefusedError or PeerError where it does not take the entry. Later it may be away for a while.
+    """
+    with membership_client.guest(invitation) as channel:
+        yield membership_client.enrol(channel, invitation, keys.entry)
+        while True:
+            time.sleep(ASK_SECONDS)
+            try:
+                found = membership_client.enrol(channel, invitation, keys.entry)
+            except RefusedError:
+                raise
+            except PeerError as error:
+                printer.show(f"still waiting: {error.why}", err=True)
+                continue
+            yield found
+
+
+def _admitted(
+    folder: Path, config: Path, roster: Roster, invitation: Invitation, keys: Keys
+) -> None:
+    present = rosters.load(folder / "roster.json")
+    # Run again, it may bring what is here already.
+    if roster != present:
+        rosters.check_next(roster, present, invitation.trust, keys.entry)
+        rosters.save(roster, folder / "roster.json")
+    said = SILO if keys.entry.role is Role.SILO else OPERATOR
+    path = folder / "roster.json"
+    printer.show(*said.format(roster=path, version=roster.version, config=config).splitlines())

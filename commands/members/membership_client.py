@@ -1,0 +1,116 @@
+"""Calls about members to a coordinator: those of a founder, and the one of a stranger."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ...files.documents import canonical_json, read_toml
+from ...proto import membership_pb2 as pb
+from ...proto.membership_pb2_grpc import EnrolmentStub, MembershipStub
+from ...security.identity import invitation as invitations
+from ...security.identity import roster as rosters
+from ...security.identity.guest import GUEST_CERTIFICATE, guest_key
+from ...security.identity.keys import Keys, Role, RosterEntry
+from ...security.identity.roster import Roster
+from ..federation.operator_client import (
+    CALL_SECONDS,
+    OperatorConfig,
+    dialled,
+    explained,
+    member_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FounderFile:
+    """A founder's configuration, and what it names."""
+
+    path: Path
+    config: OperatorConfig
+    keys: Keys
+    roster: Roster
+
+    @property
+    def roster_path(self) -> Path:
+        """The founder's copy of the roster."""
+        return self.path.parent / self.config.roster
+
+
+def read(path: Path) -> FounderFile:
+    """A founder's file; LocalError for keys that are not those of a founder in the roster."""
+    config = read_toml(path, OperatorConfig)
+    return FounderFile(path, config, *member_of(path, config, Role.FOUNDER))
+
+
+class FounderCalls:
+    """The calls of the Membership service; RefusedError or PeerError say what came of one."""
+
+    def __init__(self, channel: grpc.Channel, file: FounderFile) -> None:
+        stub: Any = MembershipStub
+        self._stub = stub(channel)
+        self._file = file
+
+    def waiting(self) -> tuple[list[tuple[RosterEntry, str]], Roster]:
+        """The entries that wait, each with who invited it, and the coordinator's roster.
+
+        The roster is checked against the founder's pins, and kept in its file if it is newer.
+        """
+        reply = self._call(self._stub.Waiting, pb.WaitingRequest())
+        found = [(invitations.read_entry(each.entry), each.founder) for each in reply.entries]
+        roster = rosters.parse(reply.roster, "the coordinator's roster")
+        rosters.verify(roster, self._file.config.trust)
+        # An older one may be that of a coordinator which missed a change.
+        if roster.version > self._file.roster.version:
+            rosters.save(roster, self._file.roster_path)
+        return found, max(roster, self._file.roster, key=lambda each: each.version)
+
+    def publish(self, roster: Roster) -> None:
+        """Hand in the next version of the roster."""
+        self._call(self._stub.Publish, pb.PublishRequest(roster=rosters.encoded(roster)))
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            file = self._file
+            raise explained(error, file.roster.coordinator.id, file.config.coordinator) from None
+
+
+@contextmanager
+def connected(file: FounderFile) -> Iterator[FounderCalls]:
+    """The founder of a file, connected while the block runs."""
+    pair = file.keys.tls_key, file.keys.entry.certificate.encode()
+    with dialled(file.config.coordinator, file.roster.coordinator, *pair) as channel:
+        yield FounderCalls(channel, file)
+
+
+@contextmanager
+def guest(invitation: invitations.Invitation) -> Iterator[grpc.Channel]:
+    """A stranger's connection to the coordinator of an invitation, while the block runs."""
+    certificate = GUEST_CERTIFICATE.encode()
+    coordinator = invitation.roster.coordinator
+    with dialled(invitation.coordinator, coordinator, guest_key(), certificate) as channel:
+        yield channel
+
+
+def enrol(
+    channel: grpc.Channel, invitation: invitations.Invitation, entry: RosterEntry
+) -> Roster | None:
+    """Hand in an entry, or ask again; the roster once the entry stands in it, not checked yet.
+
+    RefusedError or PeerError say why it was not taken.
+    """
+    stub: Any = EnrolmentStub
+    request = pb.EnrolRequest(
+        ticket=canonical_json(invitation.ticket.model_dump()),
+        entry=canonical_json(entry.model_dump(mode="json")),
+    )
+    try:
+        reply = stub(channel).Enrol(request, timeout=CALL_SECONDS)
+    except grpc.RpcError as error:
+        raise explained(error, invitation.roster.coordinator.id, invitation.coordinator) from None
+    return rosters.parse(reply.roster, "the coordinator's roster") if reply.roster else None

@@ -1,0 +1,90 @@
+"""Entries that invited strangers handed in, one file each, until a founder admits them.
+
+::
+
+    <directory>/enrolments/<name of the ticket>.json     the entry, canonical JSON, 0600
+
+A stranger can write nothing else, and only with a ticket that a founder signed, so founders bound
+how many files there are. A ticket's file stays as long as the ticket could be used again: it is
+good for one entry. Who admits an entry is a founder, in a roster (commands/membership).
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from ..errors import PeerError
+from ..files.documents import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..security.identity.invitation import Ticket
+from ..security.identity.keys import RosterEntry
+from ..security.identity.roster import Roster
+
+
+class WaitingMember(Strict):
+    """An entry that was handed in, and the ticket with which it was."""
+
+    ticket: Ticket
+    entry: RosterEntry
+
+
+class Enrolments:
+    """The entries that were handed in to one coordinator, under its present roster."""
+
+    def __init__(self, directory: Path, roster: Roster) -> None:
+        """``directory`` is the coordinator's state folder."""
+        self._lock = threading.Lock()  # calls come in threads: a ticket is good for one entry
+        self._folder = directory / "enrolments"
+        self._roster = roster
+
+    def take(
+        self, ticket: Ticket, entry: RosterEntry, now: float
+    ) -> Literal["new", "waiting", "member"]:
+        """Keep an entry, durably; says what it is by now.
+
+        The same entry again changes nothing, also after the ticket has expired. ``now`` in seconds
+        since 1970. PeerError says what the stranger did wrong. The steps run in order.
+        """
+        # (1) The ticket is for this entry, and (2) it was not used for another one.
+        ticket.check_entry(entry)
+        with self._lock:
+            return self._take(ticket, entry, now)
+
+    def _take(
+        self, ticket: Ticket, entry: RosterEntry, now: float
+    ) -> Literal["new", "waiting", "member"]:
+        path = self._folder / f"{ticket.name}.json"
+        used = path.exists() and self._read(path).entry != entry
+        if used:
+            raise PeerError(
+                entry.id,
+                "its invitation was used already, with other keys; if that was not you, tell a"
+                " founder, and ask for another invitation",
+            )
+        if entry in self._roster.entries:
+            return "member"
+
+        # (3) A founder signed the ticket, and it is still good.
+        ticket.check(self._roster, now)
+        if path.exists():
+            return "waiting"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        document = WaitingMember(ticket=ticket, entry=entry).model_dump(mode="json")
+        write_atomic(path, canonical_json(document) + b"\n")
+        return "new"
+
+    def waiting(self) -> Iterator[WaitingMember]:
+        """The entries that are not in the roster, by id."""
+        found = map(self._read, self._folder.glob("*.json"))
+        for each in sorted(found, key=lambda each: (each.entry.id, each.ticket.name)):
+            if each.entry not in self._roster.entries:
+                yield each
+
+    def forget(self, now: float) -> None:
+        """Remove what was handed in with tickets that have expired: nobody can use them again."""
+        for path in self._folder.glob("*.json"):
+            if self._read(path).ticket.expires <= now:
+                path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> WaitingMember:
+        return parse_canonical(read_bytes(path), WaitingMember, str(path))

@@ -1,0 +1,102 @@
+"""What invited strangers hand in."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from staddle.coordinator.enrolment import Enrolments
+from staddle.errors import PeerError
+from staddle.security.identity import invitation as invitations
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+
+NOW, LATER = 1_000, 2_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    roles = {"f": Role.FOUNDER, "c": Role.COORDINATOR, "s": Role.SILO}
+    entries = {name: create_keys(folder / name, name, role, "o") for name, role in roles.items()}
+    other = create_keys(folder / "other", "s", Role.SILO, "somebody else")
+    roster = rosters.add(rosters.new("lung", [entries["f"]], 1), entries["c"])
+    founder = load_keys(folder / "f")
+    give = lambda token, expires=LATER: invitations.ticket(
+        founder, "lung", "s", "silo", bytes([token]) * 32, expires
+    )
+    return SimpleNamespace(roster=roster, entry=entries["s"], other=other, ticket=give)
+
+
+def names(enrolments):
+    return [(each.entry.organisation, each.ticket.founder) for each in enrolments.waiting()]
+
+
+def test_an_entry_waits_until_the_roster_has_it_also_over_a_restart(made, tmp_path):
+    enrolments = Enrolments(tmp_path, made.roster)
+    assert list(enrolments.waiting()) == []
+    assert enrolments.take(made.ticket(1), made.entry, NOW) == "new"
+    for again in (enrolments, Enrolments(tmp_path, made.roster)):
+        assert again.take(made.ticket(1), made.entry, NOW) == "waiting"
+        assert names(again) == [("o", "f")]
+    (path,) = (tmp_path / "enrolments").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    later = Enrolments(tmp_path, rosters.add(made.roster, made.entry))
+    # whoever lost the answer asks again, maybe long after the ticket has expired
+    assert later.take(made.ticket(1), made.entry, LATER) == "member"
+    assert list(later.waiting()) == []
+
+
+def test_a_ticket_is_good_for_one_entry(made, tmp_path):
+    enrolments = Enrolments(tmp_path, made.roster)
+    enrolments.take(made.ticket(1), made.entry, NOW)
+    for again in (enrolments, Enrolments(tmp_path, rosters.add(made.roster, made.entry))):
+        with pytest.raises(PeerError, match="was used already, with other keys"):
+            again.take(made.ticket(1), made.other, NOW)
+    # another invitation of the same member: both wait, and the founder compares fingerprints
+    assert enrolments.take(made.ticket(2), made.other, NOW) == "new"
+    assert sorted(names(enrolments)) == [("o", "f"), ("somebody else", "f")]
+
+
+def test_two_at_once_with_one_ticket(made, tmp_path):
+    enrolments, found = Enrolments(tmp_path, made.roster), []
+    together = threading.Barrier(2)
+
+    def hand_in(entry):
+        together.wait()
+        try:
+            found.append(enrolments.take(made.ticket(1), entry, NOW))
+        except PeerError:
+            found.append("used")
+
+    threads = [threading.Thread(target=hand_in, args=(e,)) for e in (made.entry, made.other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["new", "used"]
+    assert len(list((tmp_path / "enrolments").iterdir())) == 1
+
+
+def test_nothing_is_kept_of_who_has_no_good_ticket(made, tmp_path):
+    enrolments = Enrolments(tmp_path, made.roster)
+    forged = made.ticket(1).model_copy(update={"signature": "00" * 64})
+    for ticket, entry, now in (
+        (forged, made.entry, NOW),
+        (made.ticket(1), made.entry, LATER),
+        (made.ticket(1), made.roster.coordinator, NOW),
+    ):
+        with pytest.raises(PeerError):
+            enrolments.take(ticket, entry, now)
+    assert not (tmp_path / "enrolments").exists()
+
+
+def test_what_was_handed_in_with_an_expired_ticket_goes(made, tmp_path):
+    enrolments = Enrolments(tmp_path, made.roster)
+    enrolments.forget(NOW)
+    enrolments.take(made.ticket(1), made.entry, NOW)
+    enrolments.take(made.ticket(2, expires=LATER + 1), made.other, NOW)
+    enrolments.forget(LATER - 1)
+    assert len(names(enrolments)) == 2
+    enrolments.forget(LATER)
+    assert names(enrolments) == [("somebody else", "f")]

@@ -1,0 +1,143 @@
+"""A federation begins and grows by the commands that people type, with a real coordinator."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from federation.conftest import free_port
+from typer.testing import CliRunner
+
+from staddle.commands.federation.processes import ChildProcess, running
+from staddle.commands.main import app
+from staddle.security.identity import roster as rosters
+
+LOG = '# log = "text"', 'log = "json"'
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def fails(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 1, result.output
+    return str(result.exception)
+
+
+@pytest.fixture
+def founded(tmp_path, fork_server):
+    """A founder's folders; its coordinator runs."""
+    port = free_port()
+    folder = tmp_path / "lung"
+    said = run(
+        "federation", "new", folder, "--name", "lung", "--address", f"127.0.0.1:{port}",
+        "--organisation", "Northern Hospital",
+    )  # fmt: skip
+    assert f"staddle coordinator run --config {folder}/coordinator/coordinator.toml" in said
+    config = folder / "coordinator" / "coordinator.toml"
+    config.write_text(config.read_text().replace(*LOG))
+    daemon = ChildProcess("coordinator", ("-m", "staddle.coordinator"), config, fork_server.launch)
+    with running([daemon]):
+        daemon.wait_for("listening", 60)
+        yield folder, daemon
+
+
+@pytest.mark.timeout(300)
+def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_server):
+    folder, coordinator = founded
+    founder = ("--founder", folder / "founder" / "founder.toml")
+    sent = tmp_path / "a.invitation"
+    said = run("invite", "hospital-a", *founder, "--out", sent)
+    assert "who runs: staddle join a.invitation" in said
+
+    # at the hospital
+    place = tmp_path / "hospital-a"
+    joining = ("join", sent, "--organisation", "Hospital A", "--out", place, "--no-wait")
+    said = run(*joining)
+    assert "run the same command again" in said
+    own = re.findall(r"SHA256:\S{43}", said)[-1]
+    assert coordinator.wait_for("enrolment.waits", 60)["key"] == own
+    assert run(*joining) == said  # nothing is made anew
+
+    # at the founder
+    assert "waits, invited by founder" in run("federation", "members", *founder)
+    admitting = ("federation", "admit", "hospital-a", *founder, "--fingerprint")
+    assert "Compare it again" in fails(
+        *admitting, own.replace(own[-1], "A" if own[-1] != "A" else "B")
+    )
+    assert "'hospital-b' does not wait" in fails(
+        "federation", "admit", "hospital-b", *founder, "--fingerprint", own
+    )
+    assert "version 4, 4 members, signed by founder" in run(*admitting, own)
+    assert coordinator.wait_for("listening", 60)["roster"] == 4
+
+    # at the hospital
+    assert "Admitted" in run(*joining)
+    config = place / "silo.toml"
+    for before, after in (LOG, ("my-federation", "lung")):
+        config.write_text(config.read_text().replace(before, after))
+    rng = np.random.default_rng(0)
+    x = rng.random((40, 1, 8, 8), "float32")
+    np.savez(place / "data.npz", x=x, y=np.arange(40) % 10)
+    run("policy", "init", place / "policy.toml")
+    silo = ChildProcess("hospital-a", ("-m", "staddle.silo"), config, fork_server.launch)
+    with running([silo]):
+        silo.wait_for("connected", 60)
+
+    # whoever leaves is let in no more
+    assert "version 5, 3 members" in run("federation", "remove", "hospital-a", *founder)
+    assert coordinator.wait_for("listening", 60)["roster"] == 5
+    silo = ChildProcess("hospital-a", ("-m", "staddle.silo"), config, fork_server.launch)
+    with running([silo]):
+        assert "handshake may have failed" in silo.wait_for("coordinator.lost", 60)["why"]
+
+
+def test_an_operator_joins(founded, tmp_path):
+    folder, coordinator = founded
+    founder = ("--founder", folder / "founder" / "founder.toml")
+    sent = tmp_path / "op.invitation"
+    run("invite", "op-2", "--operator", *founder, "--out", sent)
+    place = tmp_path / "op-2"
+    joining = ("join", sent, "--organisation", "Hospital A", "--out", place, "--no-wait")
+    own = re.findall(r"SHA256:\S{43}", run(*joining))[-1]
+    run("federation", "admit", "op-2", *founder, "--fingerprint", own)
+    assert coordinator.wait_for("listening", 60)["roster"] == 4
+    assert f"staddle job list --operator {place}/operator.toml" in run(*joining)
+    assert json.loads(run("job", "list", "--operator", place / "operator.toml", "--json")) == []
+    # another roster that a founder signed by hand comes in the same way
+    roster = rosters.load(folder / "founder" / "roster.json")
+    path = tmp_path / "next.json"
+    rosters.save(rosters.remove(roster, "op-2"), path)
+    run("roster", "sign", path, "--keys", folder / "founder" / "keys")
+    assert "version 5, 3 members" in run("federation", "publish", *founder, "--roster", path)
+    assert coordinator.wait_for("listening", 60)["roster"] == 5
+    assert "no answer" in fails("job", "list", "--operator", place / "operator.toml")
+
+
+def test_what_is_wrong_with_an_invitation_is_said(founded, tmp_path):
+    folder, _ = founded
+    founder = ("--founder", folder / "founder" / "founder.toml")
+    sent = tmp_path / "a.invitation"
+    run("invite", "hospital-a", *founder, "--out", sent)
+    whole = sent.read_bytes()
+    joining = ("join", sent, "--organisation", "A", "--no-wait", "--out", tmp_path / "a")
+    sent.write_bytes(whole.replace(b'"lung"', b'"lunx"'))
+    assert "the file was changed" in fails(*joining)
+    sent.write_bytes(whole[:-30])
+    assert f"{sent}: " in fails(*joining)
+    assert not (tmp_path / "a").exists()
+    sent.write_bytes(whole)
+    run(*joining)
+    # somebody else with the same file
+    thief = ("join", sent, "--organisation", "A", "--no-wait", "--out", tmp_path / "thief")
+    assert "was used already, with other keys" in fails(*thief)
+    # another name in the same folder
+    other = ("join", sent, "--organisation", "B", "--no-wait", "--out", tmp_path / "a")
+    assert "give another folder with --out" in fails(*other)
+    assert "exists already" in fails("invite", "hospital-a", *founder, "--out", sent)
+    assert "not empty" in fails(
+        "federation", "new", folder, "--name", "x", "--address", "a:1", "--organisation", "x"
+    )
