@@ -156,10 +156,10 @@ def test_the_example_of_the_page_is_a_command(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules[loader.__package__], "__path__", [str(tmp_path), str(ROOT)])
     monkeypatch.setattr(loader, "__file__", str(tmp_path / "loader.py"))
     monkeypatch.setattr(
-        loader, "COMMANDS", {**ast.literal_eval(f"{{{entry}}}"), "roster show": "members.roster:show"}
+        loader, "COMMANDS", {**ast.literal_eval(f"{{{entry}}}"), "job init": "job:init"}
     )
     monkeypatch.setattr(loader, "GROUPS", {})
-    (tmp_path / "roster.py").write_text((ROOT / "roster.py").read_text())
+    (tmp_path / "job.py").write_text((ROOT / "job.py").read_text())
     loader._docstrings.cache_clear()
     command, said = call.strip().split("\n")
     assert package not in sys.modules
