@@ -4,11 +4,11 @@
 
 ::
 
-    python3 staddle_verify.py keys     roster.json --founder SHA256:47DE…  the keys of the silos,
+    python3 staddle_verify.py keys     FOLDER --founder SHA256:47DE…       the keys of the silos,
                                                                            for --key below
     python3 staddle_verify.py ledger   FOLDER --key KEY --checkpoint NOTE  records, signed heads,
                                                                            what left
-    python3 staddle_verify.py receipts FOLDER --roster roster.json         what the coordinator says
+    python3 staddle_verify.py receipts FOLDER --founder SHA256:47DE…       what the coordinator says
                                                                            it received
     python3 staddle_verify.py proof    FILE --key KEY --record FILE        that one record stands in
                                                                            a ledger
@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -149,6 +150,7 @@ VALUES = {
     "one": "1",
     "text": string(1024),
     "policy_text": string(256 * 1024),
+    "roster_text": string(700_000),
     "maybe_hash": '(?:null|"[0-9a-f]{64}")',
     "words": string(""),
     "receipt": f"(?:null|{string(4096)})",
@@ -201,6 +203,7 @@ FORMS = {
     "job.accept": FRAME + "job:text job_digest:hash signer:text",
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
+    "roster.change": FRAME + "roster:hash text:roster_text",
     "egress.intent": (
         FRAME
         + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text"
@@ -1021,6 +1024,7 @@ class Account:
         self.settled: Callable[[OpenMessage, dict[str, Any]], None] | None = (
             None  # told of each message and its outcome
         )
+        self.kept: Callable[[VerifiedRoster], None] | None = None  # told of each roster in it
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         # job digest → Message.stream → bytes declared so far
         self._declared: dict[str, dict[str, int]] = {}
@@ -1036,6 +1040,7 @@ class Account:
         self._rules: dict[str, Callable[[dict[str, Any]], str]] = {
             "start": self._start,
             "policy.change": self._change,
+            "roster.change": self._roster,
             "policy.deny": self._denied,
             "egress.intent": self._intent,
             "egress.digest": self._digest,
@@ -1120,6 +1125,17 @@ class Account:
         if not why:
             self.policy = after
         return why
+
+    def _roster(self, record: dict[str, Any]) -> str:
+        try:
+            roster = VerifiedRoster(record["text"].encode())
+        except FaultError as fault:
+            return f"holds no roster: it {fault}"
+        if roster.digest != record["roster"]:
+            return f"has a text that is not that of roster {record['roster']}"
+        if self.kept:
+            self.kept(roster)
+        return ""
 
     def _denied(self, record: dict[str, Any]) -> str:
         return self._decided(record["policy"])
@@ -1483,9 +1499,22 @@ class Result:
 Run = Generator[str, None, Result]
 
 
+def roster_bytes(path: Path) -> bytes:
+    """A roster file, or the roster that a ledger's folder kept last."""
+    if not path.is_dir():
+        return read(path, MAX_ROSTER)
+    text = ""
+    for record in RecordChain(segments(path)):
+        if record["type"] == "roster.change":
+            text = record["text"]
+    if not text:
+        raise FaultError("is of a ledger that keeps no roster; give the file")
+    return text.encode()
+
+
 def run_keys(args: argparse.Namespace) -> Run:
     """The keys that ``--key`` and ``--witness`` take, from a roster."""
-    roster = VerifiedRoster(read(args.roster, MAX_ROSTER))
+    roster = VerifiedRoster(roster_bytes(args.roster))
     yield f"{roster.found}: each member signed its own entry"
     yield roster.vouched(args.founder, args.threshold)
     shown = "that the file is whole."
@@ -1599,9 +1628,21 @@ def run_receipts(args: argparse.Namespace) -> Run:
     for path in args.roster:
         roster = VerifiedRoster(read(path, MAX_ROSTER))
         rosters[roster.digest] = roster
-    yield ", ".join(each.found for each in rosters.values())
-    yield "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
+    found = ", ".join(each.found for each in rosters.values())
+    yield found or "those that the ledger keeps"
+    vouched = "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
+    if not rosters and not args.founder:
+        raise MisuseError("name the founders with --founder, or give a --roster")
+    yield vouched or "those of the ledger that the founders named here signed"
     chain, account = RecordChain(segments(args.folder)), Account()
+
+    def keep(roster: VerifiedRoster) -> None:
+        # A forger could name founders of their own: only those from elsewhere count.
+        with contextlib.suppress(FaultError):
+            if args.founder and roster.vouched(args.founder, args.threshold):
+                rosters[roster.digest] = roster
+
+    account.kept = keep
     counts: Counter[str] = Counter(last=-1)
     wrong: list[str] = []
 
@@ -1790,9 +1831,9 @@ def arguments() -> argparse.ArgumentParser:
     receipts(
         "--roster",
         action="append",
-        required=True,
+        default=[],
         type=Path,
-        help=f"roster.json of the time; {named}",
+        help=f"roster.json of the time, if the ledger does not keep it; {named}",
     )
     ledger, proof, growth = (
         add(run_ledger, "folder"),

@@ -122,6 +122,7 @@ class Daemon:
         self._waiting: Counter[str] = Counter()  # silo → its calls that wait
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
         self._resources = SumResources(config.timing, roster, keys, database, self.contributions)
         # What was interrupted is kept while this process lives: the others are rubbish.
@@ -517,7 +518,6 @@ class Daemon:
         tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
-        loop = asyncio.get_running_loop()
         # The configuration limits admission; the signed job limits every other stage.
         seconds = {"admitting": self.config.timing.admission_seconds}.get(
             effect.stage, run.job.round_timeout
@@ -526,7 +526,18 @@ class Daemon:
         if (before := self._deadlines.get(run.job.name)) is not None:
             before.cancel()
         deadline = RoundDeadline(effect.stage, effect.round)
-        self._deadlines[run.job.name] = loop.call_later(seconds, self.apply, run, deadline)
+        self._deadlines[run.job.name] = self.later(seconds, self.apply, run, deadline)
+
+    def later(self, seconds: float, work: Callable[..., None], *given: Any) -> asyncio.TimerHandle:
+        """Call ``work`` in so many seconds, unless this daemon has stopped by then."""
+
+        def due() -> None:
+            self._timers.discard(handle)
+            work(*given)
+
+        handle = asyncio.get_running_loop().call_later(seconds, due)
+        self._timers = {handle, *(each for each in self._timers if not each.cancelled())}
+        return handle
 
     def start(
         self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]
@@ -631,3 +642,6 @@ class Daemon:
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._folding.shutdown(wait=True)
+        # The process may continue with another daemon (server.py), and this one's files are closed.
+        for timer in self._timers:
+            timer.cancel()

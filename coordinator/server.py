@@ -36,6 +36,7 @@ from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.guest import GUEST_CERTIFICATE
 from ..security.identity.keys import Keys, Role, load_keys
+from ..security.ledger import kept_rosters
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.ledger.records import Serving, StopRecord
@@ -166,12 +167,7 @@ async def running(
         _ledger(config, roster, keys, database) as ledger,
     ):
         torch.set_num_threads(1)  # one order of every sum
-        serving = Serving(
-            coordinator=roster.coordinator.id,
-            software=f"staddle {version('staddle')}",
-            roster=rosters.digest(roster),
-        )
-        ledger.append(serving)
+        _record_start(ledger, config.directory / LEDGER, roster)
         daemon = Daemon(config, keys, roster, database, ledger)
         # The database first: its jobs were verified when they came.
         stored = list(filter(None, (_stored(kept, config) for kept in database.jobs())))
@@ -251,6 +247,15 @@ def _ledger(
     return ReceivingLedger.open(
         config.directory / LEDGER, own.id, roster.federation, keys.log, known
     )
+
+
+def _record_start(ledger: ReceivingLedger, folder: Path, roster: rosters.Roster) -> None:
+    software, digest = f"staddle {version('staddle')}", rosters.digest(roster)
+    ledger.append(Serving(coordinator=roster.coordinator.id, software=software, roster=digest))
+    # The roster of a very large federation is in its file alone.
+    record = kept_rosters.record_of(roster)
+    if record is not None and roster not in kept_rosters.kept(folder):
+        ledger.append(record)
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:

@@ -38,6 +38,7 @@ from .egress.witness import HEADS, Witness
 from .job_folder import check_same_records, kept_split_key
 from .session import Exit, Reload
 
+NOT_KEPT = "the roster is too large for a record of the ledger; keep the file for an audit"
 # by what they are: files that are read again once they change
 WatchedFiles: TypeAlias = Mapping[str, WatchedFile[Any]]
 
@@ -163,6 +164,8 @@ async def _run(
     start = Start(silo=silo, software=software, roster=roster_digest, policy=policy.digest)
     ledger.append(start)
     ledger.put_in_force(policy.digest, policy.text)
+    if not ledger.keep_roster(roster):
+        log.problem("roster.not_kept", why=NOT_KEPT)
 
     witness = Witness(ledger, roster, keys, config.directory / HEADS)
     with _budgets(config, policy, ledger, roster, keys) as opened:

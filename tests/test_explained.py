@@ -36,6 +36,7 @@ from support.ledgers import (
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
+from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import GROUP_CONTEXT, framed
 from staddle.security.ledger.records import Digest, MessageDigest, TensorDigest
 from staddle.security.log.tree_head import TreeHead
@@ -48,9 +49,6 @@ VECTORS = bytes(range(ROTATED_BYTES))
 CUT = 96
 JOB = {"job": "j1", "job_digest": bytes.fromhex(HASH)}
 OF = {**JOB, "round": 3}
-EPOCH = sha256(
-    framed(GROUP_CONTEXT, FEDERATION.encode(), *[bytes.fromhex(HASH)] * 2, bytes(8))
-).hexdigest()
 
 
 def payload_of(message):
@@ -62,10 +60,17 @@ class Roster:
     """All that the reader asks a roster for, where nobody attests."""
 
     federation = FEDERATION
+    entries = ()
     silos = tuple(SimpleNamespace(id=silo) for silo in ("silo-a", "silo-b", "silo-c"))
 
     def __getitem__(self, silo):
         return SimpleNamespace(log_key=KEY.public_key().public_bytes_raw().hex())
+
+
+MEMBERS = bytes.fromhex(rosters.members_digest(Roster(), ()))
+EPOCH = sha256(
+    framed(GROUP_CONTEXT, FEDERATION.encode(), MEMBERS, bytes.fromhex(HASH), bytes(8))
+).hexdigest()
 
 
 class Recording:

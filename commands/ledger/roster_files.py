@@ -1,5 +1,6 @@
 """Rosters that somebody gives to check a ledger with, and the founders who vouch for them."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ...errors import LocalError
+from ...errors import LocalError, PeerError
 from ...security.identity import roster as rosters
 from ...security.identity.roster import Roster
+from ...security.ledger import kept_rosters
 
 RosterFiles = Annotated[
     list[Path] | None,
@@ -72,19 +74,25 @@ class Rosters:
 
 
 def read(
-    files: Sequence[Path] | None, founders: Sequence[str] | None, threshold: int | None
+    files: Sequence[Path] | None,
+    founders: Sequence[str] | None,
+    threshold: int | None,
+    ledger: Path | None = None,
 ) -> Rosters:
     """Read rosters and check their founders' signatures.
 
-    LocalError or PeerError say what is wrong.
+    With founders, those that a ``ledger`` keeps, too, as far as these signed them. LocalError or
+    PeerError say what is wrong.
     """
     fingerprints = tuple(founders or ())
     # ``verify_by`` takes 0 for all that are named.
     least = threshold or 0
-    _check_options(files, fingerprints, least)
+    kept = _kept(ledger, fingerprints, least) if ledger and fingerprints else []
+    _check_options(files or kept, fingerprints, least)
 
-    loaded = map(rosters.load, files or ())
-    each = sorted(loaded, key=attrgetter("version"))
+    loaded = list(map(rosters.load, files or ()))
+    further = [roster for roster in kept if roster not in loaded]
+    each = sorted([*loaded, *further], key=attrgetter("version"))
     # A ledger belongs to one federation.
     federations = sorted({roster.federation for roster in each})
     if len(federations) > 1:
@@ -98,10 +106,24 @@ def read(
     return Rosters(tuple(each), fingerprints)
 
 
-def _check_options(files: Sequence[Path] | None, founders: Sequence[str], threshold: int) -> None:
+def _kept(ledger: Path, founders: Sequence[str], least: int) -> list[Roster]:
+    """The rosters of a ledger that these founders signed."""
+    found = []
+    for roster in kept_rosters.kept(ledger):
+        # Others may be of before these were founders; their receipts count as not checked.
+        with contextlib.suppress(LocalError, PeerError):
+            rosters.verify_by(roster, founders, least)
+            found.append(roster)
+    return found
+
+
+def _check_options(given: Sequence[object] | None, founders: Sequence[str], threshold: int) -> None:
     has_founders = bool(founders or threshold)
-    if has_founders and not files:
-        raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
+    if has_founders and not given:
+        raise LocalError(
+            "--founder and --threshold say who signed a roster; give it with --roster (this ledger"
+            " keeps none that they signed)"
+        )
     # A repeated fingerprint is no second founder.
     named = len(set(founders))
     if threshold > named:

@@ -183,7 +183,8 @@ def summary(
 ) -> None:
     """Add up what left, by job, data set, method, part, taint and recipient.
 
-    With --roster check the receipts too.
+    With --founder check the receipts too, under the rosters that the ledger keeps; with --roster
+    under those of files.
 
     The taint says what tensors were computed from. "exact": records, without noise. "noised":
     records, with noise that the data set's privacy budget paid for; the last lines say how much of
@@ -193,7 +194,7 @@ def summary(
     """
     folder = ledger_folder(path)
     received.check_silos(folder)
-    rosters = roster_files.read(roster, founder, threshold)
+    rosters = roster_files.read(roster, founder, threshold, folder)
 
     # on standard error: the table of totals, or the JSON, may be read by a program
     receipts = Receipts()

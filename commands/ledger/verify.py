@@ -48,14 +48,15 @@ def verify(
     """Check every record of a ledger; exit code 1 if it does not hold.
 
     Without options: the chain of hashes, the order of the records, and the tree head in the folder,
-    which must cover all records unless an agent is running. With --roster also who signed the head,
-    the coordinator's receipts and the roster itself; with --founder who vouches for the roster.
+    which must cover all records unless an agent is running. With --founder also who signed the
+    head, the coordinator's receipts, and the rosters, which the ledger keeps; with --roster those
+    of files.
     Whoever has the silo's log key could still cut off or rewrite records: pass what the
     coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
     # A wrong roster is reported before the ledger, which may be large, is read.
-    rosters = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
+    rosters = roster_files.read(roster, founder, threshold, folder)
 
     # whoever has the silo's log key can rewrite all that lies in the folder: only what others hold
     # shows that

@@ -64,16 +64,16 @@ def report(
     Exit code 1 if the ledger does not hold.
 
     The page is complete in itself and needs no network. It says first whether the ledger holds.
-    --roster supplies names, and the keys that check the tree head and the receipts; founders vouch
-    for the roster.
+    With --founder, the rosters that the ledger keeps supply names, and the keys that check the tree
+    head and the receipts; --roster adds files.
     """
-    files = roster_files.read(roster, founder, threshold)
+    folder = audit.ledger_folder(path)
+    files = roster_files.read(roster, founder, threshold, folder)
     # Their signatures were checked when they were read.
     sources = report_page.RosterSources(files.each, files.founders)
 
     # the one thing on the page that is not from the ledger
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    folder = audit.ledger_folder(path)
     # A coordinator's ledger cannot show what left a silo.
     received.check_silos(folder)
     page = read(folder, made, sources, job or "")

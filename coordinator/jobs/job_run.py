@@ -98,6 +98,11 @@ class DaemonCalls(Protocol):
     ) -> None:
         """Run it alongside all else; ``done`` hears how it ended, unless it was cancelled."""
 
+    def later(
+        self, seconds: float, work: Callable[..., None], *given: Any
+    ) -> "asyncio.TimerHandle":
+        """Call it in so many seconds, unless the daemon has stopped by then."""
+
 
 class JobRun:
     """One job: its state, its method's state, its files, and who collects its rounds."""

@@ -93,7 +93,7 @@ class SecureSumRunner:
         # A restart runs the state's effects again, so the attempt may have begun already.
         if self.summing.attempt < effect.attempt:
             pause = PAUSES[min(effect.fruitless, len(PAUSES) - 1)]
-            asyncio.get_running_loop().call_later(pause, self._start, effect)
+            self._daemon.later(pause, self._start, effect)
 
     def _start(self, effect: Gather) -> None:
         self._daemon.start(self._begin(effect), partial(self._begun, effect))
@@ -186,7 +186,7 @@ class SecureSumRunner:
         seconds = (
             whole if stage in WHOLE_ROUND else min(whole, self._resources.timing.secure_seconds)
         )
-        asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
+        self._daemon.later(seconds, self.summing.deadline, attempt, stage)
 
     def shares(
         self, spec: RoundSpec, silo: str, survivors: Sequence[str]

@@ -21,12 +21,14 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
+from ..identity.roster import Roster
 from ..log.append_log import Appended, AppendLog, SignedRecord
 from ..log.chain import VerifiedLine
 from ..log.consistency import Consistency
 from ..log.head import HeldHead, Signer
 from ..log.merkle import Hashes
 from ..log.note import Note, VerifierKey
+from . import kept_rosters
 from .fast_decoder import Record, checked, parse_record, well_formed
 from .records import Digest, Intent, KeyRotate, PolicyChange, PrivacyHead, SumSigned, is_durable
 from .rules import Rules
@@ -129,6 +131,16 @@ class Ledger:
         if digest == before:
             return None
         return self.append(PolicyChange(before=before, after=digest, text=text))
+
+    def keep_roster(self, roster: Roster) -> bool:
+        """Keep the text of a roster, unless it is kept already; False if it is too large for that.
+
+        The record is durable when this returns.
+        """
+        record = kept_rosters.record_of(roster)
+        if record is not None and record.roster not in self._rules.rosters:
+            self.append(record)
+        return record is not None
 
     def secagg_signed(self, record: SumSigned) -> None:
         """The survivors of a sum are about to be signed.

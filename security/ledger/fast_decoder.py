@@ -43,6 +43,7 @@ from .records import (
     Received,
     RecordT,
     RecoveryRecord,
+    RosterChange,
     Serving,
     Start,
     StopRecord,
@@ -62,6 +63,7 @@ Record = (
     | JobAccept
     | JobDecline
     | PolicyChange
+    | RosterChange
     | Intent
     | Digest
     | OutcomeRecord

@@ -28,6 +28,8 @@ from ..policy.release import Release
 
 # characters of a reason: of a sum that ended, and of a head that was refused
 MOST_WHY, MOST_REFUSED_WHY = 500, 1000
+# characters of a roster: escaped, they fit into a line of a ledger; some 500 members
+MOST_ROSTER = 700_000
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
@@ -273,6 +275,19 @@ class JobDecline(Strict):
     job_digest: Hex32
     signer: Text
     reasons: tuple[str, ...]
+
+
+class RosterChange(Strict):
+    r"""The members from here on, with the founders' signatures: an audit needs no file of it.
+
+    ``roster`` is the digest that ``start`` and ``serving`` name, ``text`` the canonical JSON.
+
+    ``{"roster":"9f86…","text":"{\"entries\":[…],…}","type":"roster.change"}``
+    """
+
+    type: Literal["roster.change"] = "roster.change"
+    roster: Hex32
+    text: Annotated[str, Field(max_length=MOST_ROSTER)]
 
 
 class PolicyChange(Strict):

@@ -8,6 +8,7 @@ record                may come
 ``policy.change``     any time; its text has its digest, and it goes from the policy that is in
                       force
 ``policy.deny``       any time, by the policy in force
+``roster.change``     any time; its text is a roster of its digest
 ``egress.intent``     any time, by the policy in force; its tensors fit into its message and the
                       bytes before its
                       offset, and these were declared by an earlier intent of that round, or of that
@@ -58,6 +59,8 @@ from hashlib import sha256
 from math import prod
 from typing import Any, NamedTuple
 
+from ...errors import LocalError
+from ..identity import roster as rosters
 from ..policy.release import ITEM_BYTES, MASKED, PADDED, ROTATED
 
 # forms of which no tensor has a hash: with it guesses could be compared
@@ -186,6 +189,8 @@ class Rules:
         self.control: tuple[int, Mapping[str, Any]] | None = None
         # digest of the policy in force; None in a ledger from before they were recorded
         self.policy: str | None = None
+        # digests of the rosters that it keeps
+        self.rosters: set[str] = set()
         # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so
         # far.
         self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
@@ -197,6 +202,7 @@ class Rules:
         self._rules: Mapping[str, Rule] = {
             "egress.intent": self._check_intent,
             "policy.change": self._check_change,
+            "roster.change": self._check_roster,
             "policy.deny": self._check_deny,
             "egress.digest": self._check_digest,
             "egress.outcome": self._check_outcome,
@@ -219,6 +225,7 @@ class Rules:
         self._notes: Mapping[str, Callable[[int, Mapping[str, Any]], None]] = {
             "start": self._note_start,
             "policy.change": self._note_change,
+            "roster.change": self._note_roster,
             "egress.intent": self._note_intent,
             "egress.digest": self._note_digest,
             "egress.outcome": self._note_outcome,
@@ -251,6 +258,9 @@ class Rules:
 
     def _note_change(self, _: int, record: Mapping[str, Any]) -> None:
         self.policy = record["after"]
+
+    def _note_roster(self, _: int, record: Mapping[str, Any]) -> None:
+        self.rosters.add(record["roster"])
 
     def _note_intent(self, seq: int, record: Mapping[str, Any]) -> None:
         # The furthest byte counts, not the last intent: an upload that was resumed from an earlier
@@ -292,6 +302,16 @@ class Rules:
             )
         if record["after"] != (digest := sha256(record["text"].encode()).hexdigest()):
             return f"policy.change has a text of digest {digest}, and names {record['after']}"
+        return ""
+
+    def _check_roster(self, record: Mapping[str, Any]) -> str:
+        try:
+            roster = rosters.parse(record["text"].encode(), "its text")
+        except LocalError as error:
+            return f"roster.change holds no roster: {error}"
+        # Who signed it is asked by whoever audits, who knows the founders.
+        if rosters.digest(roster) != record["roster"]:
+            return f"roster.change has a text of another roster than {record['roster']}"
         return ""
 
     def _check_deny(self, record: Mapping[str, Any]) -> str:

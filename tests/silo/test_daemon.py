@@ -76,11 +76,11 @@ def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, se
     found = serve()
     text = config.policy.read_bytes().decode()
     digest = sha256(text.encode()).hexdigest()
-    assert [record["type"] for record in found] == ["start", "policy.change"]
+    assert [record["type"] for record in found] == ["start", "policy.change", "roster.change"]
     assert found[0]["policy"] == digest
     assert [found[1][name] for name in ("before", "after", "text")] == [None, digest, text]
     # the same policy: nothing to say
-    assert [record["type"] for record in serve()[2:]] == ["stop", "start"]
+    assert [record["type"] for record in serve()[3:]] == ["stop", "start"]
     config.policy.write_text(f"{text}# \u00e9\n")
     changed = serve()[-1]
     assert (changed["type"], changed["before"], changed["text"]) == (
@@ -95,13 +95,14 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
     text = config.policy.read_text()
     # each needs an escape: the longest line
     config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))
-    assert serve()[-1]["type"] == "policy.change"
+    assert [record["type"] for record in serve()[-2:]] == ["policy.change", "roster.change"]
     config.policy.write_text(text + "#" * (MAX_FILE + 1 - len(text)))
     with refused(f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"):
         serve()
     assert [record["type"] for record in stored(config.directory / "ledger")] == [
         "start",
         "policy.change",
+        "roster.change",
         "stop",
     ]
 
@@ -131,8 +132,10 @@ def test_an_agent_that_ends_to_reload_is_followed_by_one_under_the_new_policy(
     found = serve()
     digest = sha256(config.policy.read_bytes()).hexdigest()
     types = [record["type"] for record in found]
-    assert types == ["start", "policy.change", "stop", "start", "policy.change"]
-    assert (found[2]["reason"], found[3]["policy"]) == ("policy changed", digest)
+    assert types == [
+        "start", "policy.change", "roster.change", "stop", "start", "policy.change",
+    ]  # fmt: skip
+    assert (found[3]["reason"], found[4]["policy"]) == ("policy changed", digest)
     assert audit.verify(config.directory / "ledger").ok
 
 
@@ -149,7 +152,7 @@ def test_a_broken_policy_ends_nothing_and_is_told_once(config, serve, reload, br
     serve.ends += [lambda changed: edit(changed)[1]]
     with log.followed(lambda event, fields: told.append((event, fields.get("why", "")))):
         found = serve()
-    assert [record["type"] for record in found] == ["start", "policy.change"]
+    assert [record["type"] for record in found] == ["start", "policy.change", "roster.change"]
     ((event, why),) = [each for each in told if each[0].endswith(".invalid")]
     assert event == "policy.invalid"
     assert why.startswith(f"{config.policy}: ")

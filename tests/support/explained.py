@@ -318,15 +318,16 @@ class _Reader:
                 of = (attempt.job, attempt.job_digest.hex(), attempt.round, attempt.context.hex())
                 yield (method, message.WhichOneof("body"), *of)
             case secure.Contributed():
-                # Of the job's one key under a roster, before its first round; sealed by us, to
+                # Of the one key of the job's silos, before its first round; sealed by us, to
                 # others of the roster.
                 federation, job = self.roster.federation.encode(), message.job_digest
                 ours = message.contribution.sealing.sender == self.silo
-                for digest in self.rosters:
-                    context = framed(GROUP_CONTEXT, federation, digest, job, bytes(8))
-                    if ours and self._to_others(message.pieces):
-                        of = (message.job, job.hex(), 0, sha256(context).hexdigest())
-                        yield (method, "contribution", *of)
+                silos = [self.silo, *(piece.recipient for piece in message.pieces)]
+                digest = bytes.fromhex(rosters.members_digest(self.roster, silos))
+                context = framed(GROUP_CONTEXT, federation, digest, job, bytes(8))
+                if ours and self._to_others(message.pieces):
+                    of = (message.job, job.hex(), 0, sha256(context).hexdigest())
+                    yield (method, "contribution", *of)
             case secure.PaddedWordUpload():
                 # Of the upload that left: its version, its part, and the digest of its bytes.
                 upload, job_digest = message.upload, message.job_digest.hex()

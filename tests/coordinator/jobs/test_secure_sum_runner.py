@@ -1,6 +1,5 @@
 """The terms that a coordinator opens a job's sums by, against those of its silos."""
 
-import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -81,7 +80,7 @@ def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_pat
 def test_fruitless_attempts_wait_longer(tmp_path, monkeypatch, fruitless, pause):
     _, runner = gathering(tmp_path, "batches")
     waited = []
-    loop = SimpleNamespace(call_later=lambda seconds, *_: waited.append(seconds))
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    daemon = SimpleNamespace(later=lambda seconds, *_: waited.append(seconds))
+    monkeypatch.setattr(runner, "_daemon", daemon)
     runner.gather(Gather(round=0, cohort=SILOS, attempt=0, fruitless=fruitless))
     assert waited == [pause]
