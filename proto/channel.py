@@ -1,6 +1,7 @@
 """The settings of both ends of the channel: protocol version, limits, gRPC options, TLS 1.3."""
 
 import os
+import re
 import sys
 
 from ..errors import LocalError
@@ -87,6 +88,19 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def client_options(member: str, proxy: str) -> list[tuple[str, int | str]]:
+    """Options of a connection to a member, by an HTTP proxy (``checked_proxy``), or directly."""
+    # The certificate names the member, not its host.
+    options: dict[str, int | str] = {
+        **dict(OPTIONS),
+        "grpc.ssl_target_name_override": f"{member}.staddle",
+    }
+    # What the environment says of proxies counts for nothing: whoever starts us need not know.
+    if proxy:
+        options |= {"grpc.enable_http_proxy": 1, "grpc.http_proxy": proxy}
+    return list(options.items())
+
+
 def require_tls13() -> None:
     """Remove TLS 1.2 from this process's handshakes, and gRPC's own lines from its standard error.
 
@@ -110,6 +124,16 @@ def transfer_seconds(size: int) -> float:
     In seconds: one minute, plus the time that the bytes take at 256 KiB per second.
     """
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+
+
+def checked_proxy(proxy: str) -> str:
+    """``http://host:port`` of a proxy that takes CONNECT; ValueError for anything else."""
+    if proxy and not re.fullmatch(r"http://([^\s/@]+@)?[^\s/@:]+:[0-9]{1,5}", proxy):
+        raise ValueError(
+            "not http://host:port, such as http://proxy.example:3128; name and password may stand"
+            " before the host: http://name:password@…"
+        )
+    return proxy
 
 
 def checked_address(address: str) -> str:

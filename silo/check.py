@@ -94,15 +94,18 @@ def _reach(
         report.skip("reach", "keys and roster")
         return
     address, coordinator = config.coordinator, roster.coordinator
-    if not report.look("reach", partial(connectivity.connect, address, coordinator)):
+    if not report.look("reach", partial(connectivity.connect, address, coordinator, config.proxy)):
         report.skip("handshake", "reach")
         report.skip("health", "reach")
     elif not report.look(
-        "handshake", partial(connectivity.handshake, address, config.keys, coordinator)
+        "handshake",
+        partial(connectivity.handshake, address, config.keys, coordinator, config.proxy),
     ):
         report.skip("health", "the handshake")
     else:
-        report.look("health", partial(connectivity.health, address, keys, coordinator))
+        report.look(
+            "health", partial(connectivity.health, address, keys, coordinator, config.proxy)
+        )
 
 
 def _config(path: Path) -> tuple[SiloConfig, str]:

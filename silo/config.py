@@ -4,6 +4,7 @@
 
     version = 1
     coordinator = "federation.example:7443"
+    proxy = "http://proxy.example:3128"  # left out: the silo dials directly
     directory = "state"               # personal parts, ledger, reports; paths are relative to
                                       # this file
     keys = "keys"
@@ -61,7 +62,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 
@@ -70,6 +71,7 @@ from ..algorithms.numerics.devices import Precision
 from ..errors import LocalError
 from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
+from ..proto.channel import checked_proxy
 from ..security.identity.roster import Pins
 from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
@@ -119,6 +121,7 @@ class SiloConfig(Strict):
 
     version: Literal[1]
     coordinator: str
+    proxy: Annotated[str, pydantic.AfterValidator(checked_proxy)] = ""
     directory: Path
     keys: Path
     roster: Path

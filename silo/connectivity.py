@@ -5,16 +5,19 @@ is not a control message and leaves the session of a running agent as it is; the
 can write nothing else. Everything that has content leaves through the egress gate.
 """
 
+import base64
 import socket
 import ssl
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from ..errors import PeerError, reason
-from ..proto.channel import OPTIONS
+from ..proto.channel import client_options
 from ..security.identity.certificate import DOMAIN, clock_fault, utc_now, validity
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 
@@ -22,17 +25,19 @@ SECONDS = 10.0
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
+def connect(address: str, coordinator: RosterEntry, proxy: str = "") -> tuple[bool, str]:
     """(1) Something listens there.
 
     PeerError names the likely cause: the host name, a firewall or the port.
     """
     try:
-        with _connected(address):
-            return True, f"something listens on {address}"
+        with _connected(address, proxy):
+            by = f", by the proxy {_shown(proxy)}" if proxy else ""
+            return True, f"something listens on {address}{by}"
     except socket.gaierror as error:
+        where = _shown(proxy) or address
         raise PeerError(
-            coordinator.id, f"no host has the name in {address}; correct it, or ask your network"
+            coordinator.id, f"no host has the name in {where}; correct it, or ask your network"
         ) from error
     except TimeoutError as error:
         raise PeerError(
@@ -42,11 +47,13 @@ def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
     except OSError as error:
         raise PeerError(
             coordinator.id,
-            f"{address}: {reason(error)}; does the coordinator run, on this port?",
+            f"{address}: {reason(error)}; does the coordinator run, on this port?{_by(proxy)}",
         ) from error
 
 
-def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[bool, str]:
+def handshake(
+    address: str, folder: Path, coordinator: RosterEntry, proxy: str = ""
+) -> tuple[bool, str]:
     """(2) It shows the certificate that the roster has for the coordinator, and takes ours.
 
     ``folder`` has our keys. PeerError if one side does not accept the other.
@@ -61,7 +68,7 @@ def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[boo
     name = f"{coordinator.id}.{DOMAIN}"
     try:
         with (
-            _connected(address) as connection,
+            _connected(address, proxy) as connection,
             context.wrap_socket(connection, server_hostname=name) as channel,
         ):
             # under TLS 1.3 a refusal of our certificate comes after the handshake
@@ -120,14 +127,14 @@ def handshake_hint(own: RosterEntry, coordinator: RosterEntry, roster_version: i
     return clock or clock_fault(own.id, own.certificate, now) or either
 
 
-def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, str]:
+def health(address: str, keys: Keys, coordinator: RosterEntry, proxy: str = "") -> tuple[bool, str]:
     """(3) The coordinator says that it serves.
 
     PeerError if it does not answer within ``SECONDS``, or does not serve.
     """
     # The roster's certificate is the only root, and the name is the one in it: an address is not.
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
-    options = (*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.{DOMAIN}"))
+    options = client_options(coordinator.id, proxy)
     with grpc.secure_channel(
         address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options
     ) as channel:
@@ -147,7 +154,24 @@ def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, st
     return True, f"{coordinator.id} serves"
 
 
-def _connected(address: str) -> socket.socket:
+def _connected(address: str, proxy: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    # Sockets take IPv6 addresses without brackets.
-    return socket.create_connection((host.strip("[]"), int(port)), SECONDS)
+    if not proxy:
+        # Sockets take IPv6 addresses without brackets.
+        return socket.create_connection((host.strip("[]"), int(port)), SECONDS)
+    by = urlsplit(proxy)
+    line = HTTPConnection(by.hostname or "", by.port, timeout=SECONDS)
+    named = f"{by.username}:{by.password}".encode()
+    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(named).decode()}"}
+    line.set_tunnel(host.strip("[]"), int(port), headers if by.username else {})
+    line.connect()
+    return cast("socket.socket", line.sock)
+
+
+def _by(proxy: str) -> str:
+    return f" The proxy {_shown(proxy)} said so" if proxy else ""
+
+
+def _shown(proxy: str) -> str:
+    """A proxy without name and password."""
+    return proxy.rpartition("@")[2]

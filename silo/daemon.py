@@ -171,7 +171,7 @@ async def _run(
     with _budgets(config, policy, ledger, roster, keys) as opened:
         # Without a budget nothing counts as paid for, so no private job can upload.
         paid = budgets.paid_by(opened)
-        client = open_client(checked_address(config.coordinator), keys, roster)
+        client = open_client(checked_address(config.coordinator), keys, roster, config.proxy)
         gate = Gate(client, ledger, policy, roster, witness, paid)
         agent = Agent(config, silo, roster, policy, gate, keys, opened)
         stops.watch(agent)

@@ -57,7 +57,7 @@ def text(name: str) -> str:
     return (resources.files(__package__) / "templates" / f"{name}.toml").read_text("utf-8")
 
 
-def filled(name: str, trust: Pins, address: str) -> str:
+def filled(name: str, trust: Pins, address: str, proxy: str = "") -> str:
     """A template with a federation's pins and the coordinator's address, host:port, in it."""
     port = address.rpartition(":")[2]
     founders = ", ".join(f'"{each}"' for each in trust.founders)
@@ -69,6 +69,7 @@ def filled(name: str, trust: Pins, address: str) -> str:
             f"founders = [{founders}]"
         ),
         "\nthreshold = 1\n": f"\nthreshold = {trust.threshold}\n",
+        '# proxy = ""': f'proxy = "{proxy}"' if proxy else '# proxy = ""',
         "# minimum_version = 1": f"minimum_version = {trust.minimum_version}",
     }
     content = text(name)

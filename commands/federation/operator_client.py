@@ -8,9 +8,10 @@ Templates/operator.toml is an example of it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import grpc
+import pydantic
 
 from ...errors import LocalError, PeerError, RefusedError, reason
 from ...files.documents import Strict, read_toml
@@ -20,8 +21,9 @@ from ...proto import operations_pb2 as pb
 from ...proto.channel import (
     CHUNK_BYTES,
     ERROR_METADATA,
-    OPTIONS,
     checked_address,
+    checked_proxy,
+    client_options,
     require_tls13,
     transfer_seconds,
 )
@@ -47,6 +49,7 @@ class OperatorConfig(Strict):
 
     version: Literal[1]
     coordinator: str
+    proxy: Annotated[str, pydantic.AfterValidator(checked_proxy)] = ""
     keys: Path
     roster: Path
     trust: Pins
@@ -161,7 +164,7 @@ def connected(path: Path) -> Iterator[Operator]:
     config = read_toml(path, OperatorConfig)
     keys, roster = member_of(path, config, Role.OPERATOR)
     pair = keys.tls_key, keys.entry.certificate.encode()
-    with dialled(config.coordinator, roster.coordinator, *pair) as channel:
+    with dialled(config.coordinator, roster.coordinator, *pair, config.proxy) as channel:
         yield Operator(channel, roster.coordinator.id, config.coordinator)
 
 
@@ -181,7 +184,7 @@ def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, ros
 
 @contextmanager
 def dialled(
-    address: str, coordinator: RosterEntry, key: bytes, certificate: bytes
+    address: str, coordinator: RosterEntry, key: bytes, certificate: bytes, proxy: str = ""
 ) -> Iterator[grpc.Channel]:
     """A channel on which this coordinator alone can answer, while the block runs.
 
@@ -194,7 +197,6 @@ def dialled(
     check_local(not clock, clock)
     # The coordinator's own certificate is the only root: no CA could vouch for another.
     credentials = grpc.ssl_channel_credentials(coordinator.certificate.encode(), key, certificate)
-    # The certificate names the member, not its host.
-    options = [*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.staddle")]
+    options = client_options(coordinator.id, proxy)
     with grpc.secure_channel(checked_address(address), credentials, options) as channel:
         yield channel

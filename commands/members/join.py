@@ -9,6 +9,7 @@ import typer
 
 from ...errors import PeerError, RefusedError
 from ...files.documents import read_bytes
+from ...proto.channel import checked_proxy
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
@@ -48,6 +49,9 @@ def join(
     host_operator: Annotated[
         str, typer.Option(help="The organisation that runs this machine, if it is another one.")
     ] = "",
+    proxy: Annotated[
+        str, typer.Option(help="HTTP proxy by which this machine dials out, http://host:port.")
+    ] = "",
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the founder has admitted you.")
     ] = True,
@@ -64,12 +68,12 @@ def join(
     printer.show(FOUNDERS.format_map(ticket.model_dump()))
     printer.show(*(f"  {each.id}: {each.protocol_fingerprint}" for each in invitation.founders))
     keys = _keys(folder / "keys", invitation, organisation, host_operator)
-    config = _configured(folder, invitation)
+    config = _configured(folder, invitation, proxy)
     fingerprint = keys.entry.protocol_fingerprint
     printer.show(*OWN.format(folder=folder / "keys", fingerprint=fingerprint).splitlines())
 
     # From here on the coordinator is asked, whose certificate the invitation pins.
-    for roster in _answers(invitation, keys):
+    for roster in _answers(invitation, keys, proxy):
         if roster is not None:
             _admitted(folder, config, roster, invitation, keys)
             return
@@ -95,23 +99,23 @@ def _keys(folder: Path, invitation: Invitation, organisation: str, host_operator
     return keys
 
 
-def _configured(folder: Path, invitation: Invitation) -> Path:
+def _configured(folder: Path, invitation: Invitation, proxy: str) -> Path:
     """The member's configuration, written once; what was edited since stays."""
     role = invitation.ticket.role
     config = folder / f"{role}.toml"
     if not config.exists():
-        write(config, filled(role, invitation.trust, invitation.coordinator), 0o600)
+        write(config, filled(role, invitation.trust, invitation.coordinator, proxy), 0o600)
     if not (folder / "roster.json").exists():
         rosters.save(invitation.roster, folder / "roster.json")
     return config
 
 
-def _answers(invitation: Invitation, keys: Keys) -> Iterator[Roster | None]:
+def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster | None]:
     """What the coordinator says, again and again: the roster once a founder has admitted us.
 
     RefusedError or PeerError where it does not take the entry. Later it may be away for a while.
     """
-    with membership_client.guest(invitation) as channel:
+    with membership_client.guest(invitation, checked_proxy(proxy)) as channel:
         yield membership_client.enrol(channel, invitation, keys.entry)
         while True:
             time.sleep(ASK_SECONDS)

@@ -84,16 +84,17 @@ class FounderCalls:
 def connected(file: FounderFile) -> Iterator[FounderCalls]:
     """The founder of a file, connected while the block runs."""
     pair = file.keys.tls_key, file.keys.entry.certificate.encode()
-    with dialled(file.config.coordinator, file.roster.coordinator, *pair) as channel:
+    proxy = file.config.proxy
+    with dialled(file.config.coordinator, file.roster.coordinator, *pair, proxy) as channel:
         yield FounderCalls(channel, file)
 
 
 @contextmanager
-def guest(invitation: invitations.Invitation) -> Iterator[grpc.Channel]:
+def guest(invitation: invitations.Invitation, proxy: str) -> Iterator[grpc.Channel]:
     """A stranger's connection to the coordinator of an invitation, while the block runs."""
-    certificate = GUEST_CERTIFICATE.encode()
+    pair = guest_key(), GUEST_CERTIFICATE.encode()
     coordinator = invitation.roster.coordinator
-    with dialled(invitation.coordinator, coordinator, guest_key(), certificate) as channel:
+    with dialled(invitation.coordinator, coordinator, *pair, proxy) as channel:
         yield channel
 
 

@@ -16,9 +16,9 @@ from ...proto.channel import (
     ERROR_METADATA,
     FETCH,
     GROUP_KEY,
-    OPTIONS,
     SECURE_NEXT,
     UPLOAD,
+    client_options,
     require_tls13,
     transfer_seconds,
 )
@@ -57,12 +57,14 @@ class Client:
         certificates: tuple[bytes, bytes, bytes],
         hint: Callable[[], str],
         silos: int,
+        proxy: str = "",
     ) -> None:
         """Open a channel to ``address`` on which ``coordinator`` alone can answer.
 
         ``certificates`` are the coordinator's certificate, our private key and our certificate, all
         PEM. ``hint`` says what a handshake that fails now may fail by: the clocks, our key and
-        roster. Messages that name more than ``silos`` silos are rejected.
+        roster. Messages that name more than ``silos`` silos are rejected. ``proxy`` as in
+        ``client_options``.
         """
         require_tls13()
         root, key, own = certificates
@@ -73,8 +75,7 @@ class Client:
             address,
             grpc.ssl_channel_credentials(root, key, own),
             options=[
-                *OPTIONS,
-                ("grpc.ssl_target_name_override", f"{coordinator}.staddle"),
+                *client_options(coordinator, proxy),
                 ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
                 ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
                 ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),

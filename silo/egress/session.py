@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
+def open_client(address: str, keys: Keys, roster: rosters.Roster, proxy: str = "") -> Client:
     """The channel to the roster's coordinator, whose certificate alone is trusted.
 
     It connects with the first call.
@@ -60,7 +60,7 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
     hint = partial(handshake_hint, keys.entry, coordinator, roster.version)
-    return Client(address, coordinator.id, certificates, hint, len(roster.entries))
+    return Client(address, coordinator.id, certificates, hint, len(roster.entries), proxy)
 
 
 class SessionCounts:
