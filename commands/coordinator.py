@@ -11,6 +11,7 @@ from ..coordinator import config as configs
 from ..coordinator.check import check as checked
 from ..coordinator.server import serve
 from .console import output
+from .federation import systemd
 
 
 def check(
@@ -30,4 +31,4 @@ def run(config: Annotated[Path, typer.Option(help="The coordinator's TOML file."
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
-    asyncio.run(serve(loaded))
+    asyncio.run(systemd.supervised(serve(loaded), systemd.COORDINATOR))

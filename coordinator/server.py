@@ -128,6 +128,8 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     while not stopped.done():
         renewed = asyncio.Event()
         async with running(config, renewed) as address:
+            # The service manager hears it (commands/federation/systemd.py).
+            log.event("ready")
             waits = asyncio.ensure_future(renewed.wait())
             both: set[asyncio.Future[Any]] = {stopped, waits}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -353,6 +355,7 @@ def stop_signal() -> asyncio.Future[str]:
     def stop(why: str) -> None:
         if not stopped.done():
             stopped.set_result(why)
+            log.event("stop.asked")
 
     def bug(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -113,6 +113,7 @@ class Stops:
 
     def ask(self) -> None:
         """Stop the agent that runs, and any later one."""
+        log.event("stop.asked")
         self._asked = True
         if self._agent is not None:
             self._agent.stop()

@@ -19,7 +19,8 @@ HARDENING = {
     "PrivateTmp": "yes", "PrivateDevices": "yes", "NoNewPrivileges": "yes",
     "CapabilityBoundingSet": "", "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "SystemCallFilter": "@system-service", "LimitCORE": "0", "UMask": "0077",
-    "Restart": "on-failure", "KillSignal": "SIGTERM",
+    "Restart": "on-failure", "KillSignal": "SIGTERM", "Type": "notify", "NotifyAccess": "main",
+    "TimeoutStartSec": "infinity", "WatchdogSec": "120",
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

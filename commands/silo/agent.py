@@ -13,6 +13,7 @@ from ...silo.check import check as checked
 from ...silo.daemon import serve
 from ...silo.job_folder import new_split_key
 from ..console import output, printer
+from ..federation import systemd
 
 
 def check(
@@ -42,7 +43,7 @@ def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> 
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
-    asyncio.run(serve(loaded))
+    asyncio.run(systemd.supervised(serve(loaded), systemd.SILO))
 
 
 def new_split(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:
