@@ -1,41 +1,46 @@
-"""Prometheus metrics of a daemon, on loopback, off unless the configuration has ``[metrics]``.
+"""Prometheus metrics of a daemon, off unless the configuration has ``[metrics]``.
 
 What is counted comes from the log's own events by one table a role, so a daemon says each thing
 once; what has a value at any time (``Gauge``) is read from the daemon when it is asked. Labels are
-names of jobs and silos and codes of closed lists: never data, nor anything that strangers choose.
+names of jobs, silos and data sets and codes of closed lists: never data, nor anything that
+strangers choose.
+
+Beyond loopback whoever asks has to show a certificate that the configuration names. These are no
+certificates of the roster: an operator's could also stop jobs, and lies on no monitoring host.
 """
 
 import ipaddress
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import prometheus_client as prometheus
 import pydantic
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from . import log
 from .errors import LocalError, reason
-from .files.documents import Strict
-from .metrics_listener import listening
+from .files.documents import Strict, read_bytes
+from .metrics_listener import Door, listening
 
 
-def _loopback(listen: str) -> str:
+def _listens(listen: str) -> str:
     # The last colon, since IPv6 addresses contain others.
     host, _, port = listen.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
+    known = port.isascii() and port.isdecimal() and int(port) <= 65535
+    if not (host and known):
         raise ValueError("is not host:port with a port up to 65535, such as 127.0.0.1:9464")
-    if not _stays_here(host):
-        raise ValueError(
-            "is not on loopback, and whoever reads metrics needs no key; give 127.0.0.1, [::1] or"
-            " localhost, and put a reverse proxy that asks for one before it"
-        )
     return listen
 
 
-def _stays_here(host: str) -> bool:
+def _stays_here(listen: str) -> bool:
+    host = listen.rpartition(":")[0]
     bracketed = host.startswith("[") and host.endswith("]")
     try:
         address = ipaddress.ip_address(host[1:-1] if bracketed else host)
@@ -48,17 +53,69 @@ def _stays_here(host: str) -> bool:
 class MetricsConfig(Strict):
     """The table ``[metrics]`` of both configurations.
 
-    Loopback only, since reading metrics takes no key.
+    ``clients`` are files of certificates, one each. With them TLS 1.3 is spoken, and only whoever
+    has the key of one of them is answered.
     """
 
-    listen: Annotated[str, pydantic.AfterValidator(_loopback)]
+    listen: Annotated[str, pydantic.AfterValidator(_listens)]
+    clients: tuple[Path, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _protected(self) -> Self:
+        if not (self.clients or _stays_here(self.listen)):
+            raise ValueError(
+                f"listen = {self.listen!r} is not on loopback, and anyone who reaches it could read"
+                " the metrics: name the certificates of those who may, such as clients ="
+                ' ["prometheus.crt"], or listen on 127.0.0.1, [::1] or localhost'
+            )
+        return self
+
+    def below(self, base: Path) -> Self:
+        """The same with its paths relative to a folder."""
+        return self.model_copy(update={"clients": tuple(base / own for own in self.clients)})
+
+
+class TlsFiles(NamedTuple):
+    """Where the daemon's own certificate and its key lie, both as PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def door(clients: Sequence[Path], own: TlsFiles) -> Door | None:
+    """What lets in those who have the key of one of these certificates; None where there are none.
+
+    LocalError names a file that is not one certificate.
+    """
+    if not clients:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(own.certificate, own.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    # Each is trusted by itself, whoever issued it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    pinned = set()
+    for path in clients:
+        try:
+            (certificate,) = x509.load_pem_x509_certificates(read_bytes(path))
+            pinned.add(certificate.public_bytes(Encoding.DER))
+            context.load_verify_locations(cadata=certificate.public_bytes(Encoding.DER))
+        except (ValueError, ssl.SSLError) as error:
+            raise LocalError(
+                f"{path}: not one certificate in PEM form, as metrics.clients needs it; name the"
+                " tls.crt that belongs to the key of whoever reads the metrics (staddle keys new"
+                " makes both)"
+            ) from error
+    return Door(context, frozenset(pinned))
 
 
 @dataclass(frozen=True)
 class MetricRule:
     """What one event adds to: 1, or the number in a field of it.
 
-    A label's value is the field of its name.
+    A label's value is the field of its name. With ``latest`` the number replaces the one before;
+    without a field it is the time of the event, in seconds since 1970.
     """
 
     event: str
@@ -67,6 +124,14 @@ class MetricRule:
     labels: tuple[str, ...] = ()
     amount: str | None = None
     each: bool = False  # a summary: how often, and how much in all
+    latest: bool = False
+
+    @property
+    def kind(self) -> Callable[..., Any]:
+        """What it is to Prometheus: a class of its library."""
+        names: Mapping[tuple[bool, bool], Callable[..., Any]]
+        names = {(True, False): prometheus.Summary, (False, True): prometheus.Gauge}
+        return names.get((self.each, self.latest), prometheus.Counter)
 
 
 # Rules count events of the log, so that log and metrics cannot disagree.
@@ -105,6 +170,23 @@ COORDINATOR = (
 SILO = (
     MetricRule(
         "round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)
+    ),
+    MetricRule(
+        "round.given",
+        "last_round",
+        "The last round whose upload the coordinator accepted, counted from 0.",
+        ("job",),
+        "round",
+        latest=True,
+    ),
+    MetricRule(
+        "round.given", "last_round_timestamp_seconds", "When that was.", ("job",), latest=True
+    ),
+    MetricRule(
+        "connected",
+        "session_timestamp_seconds",
+        "When the last session with the coordinator began.",
+        latest=True,
     ),
     MetricRule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
     MetricRule(
@@ -160,28 +242,29 @@ class _Counts:
     def __init__(
         self, role: str, rules: Sequence[MetricRule], registry: prometheus.CollectorRegistry
     ) -> None:
-        self._counting: dict[str, tuple[MetricRule, prometheus.Counter | prometheus.Summary]] = {}
+        self._counting: dict[str, list[tuple[MetricRule, Any]]] = {}
         for rule in rules:
-            # A summary has count and sum, and so a mean.
-            kind = prometheus.Summary if rule.each else prometheus.Counter
-            metric = kind(f"staddle_{role}_{rule.name}", rule.help, rule.labels, registry=registry)
-            self._counting[rule.event] = (rule, metric)
+            name = f"staddle_{role}_{rule.name}"
+            metric = rule.kind(name, rule.help, rule.labels, registry=registry)
+            self._counting.setdefault(rule.event, []).append((rule, metric))
 
     def follow(self, event: str, fields: Mapping[str, object]) -> None:
-        """Count one event."""
-        # Most events count nothing.
-        if event not in self._counting:
-            return
-        rule, metric = self._counting[event]
-        if rule.labels:
+        """Count one event; most count nothing."""
+        for rule, metric in self._counting.get(event, ()):
             # of a method
-            metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))
-        # Fields have type ``object``, which ``float`` takes only as text.
-        amount = float(str(fields[rule.amount])) if rule.amount else 1.0
-        if isinstance(metric, prometheus.Summary):
-            metric.observe(amount)
-        else:
-            metric.inc(amount)
+            labels = (str(fields[name]).rpartition("/")[2] for name in rule.labels)
+            own = metric.labels(*labels) if rule.labels else metric
+            # Fields have type ``object``, which ``float`` takes only as text.
+            amount = float(str(fields[rule.amount])) if rule.amount else 1.0
+            match own:
+                case prometheus.Summary():
+                    own.observe(amount)
+                case prometheus.Gauge() if rule.amount is None:
+                    own.set_to_current_time()
+                case prometheus.Gauge():
+                    own.set(amount)
+                case _:
+                    own.inc(amount)
 
 
 class _Now(Collector):
@@ -204,11 +287,16 @@ class _Now(Collector):
 
 @contextmanager
 def served(
-    config: MetricsConfig | None, role: str, rules: Sequence[MetricRule], gauges: Gauges
+    config: MetricsConfig | None,
+    role: str,
+    rules: Sequence[MetricRule],
+    gauges: Gauges,
+    own: TlsFiles,
 ) -> Iterator[None]:
     """Count and answer while the block runs, in a thread of its own.
 
-    Without a configuration it does nothing. LocalError if the address cannot be bound.
+    Without a configuration it does nothing. LocalError if the address cannot be bound, or a
+    certificate of ``clients`` cannot be read.
     """
     if config is None:
         yield
@@ -221,12 +309,13 @@ def served(
     registry.register(_Now(role, gauges))
     counts = _Counts(role, rules, registry)
     host, _, port = config.listen.rpartition(":")
+    entrance = door(config.clients, own)
 
     # Counting begins only once the address is bound: a daemon that cannot answer does not start.
     with ExitStack() as stack:
         app = prometheus.make_wsgi_app(registry)
         try:
-            bound = stack.enter_context(listening(host.strip("[]"), int(port), app))
+            bound = stack.enter_context(listening(host.strip("[]"), int(port), app, entrance))
         except OSError as error:
             why = f"cannot listen there: {reason(error)}"
             raise LocalError(

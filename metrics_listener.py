@@ -2,7 +2,8 @@
 
 A scraper sends one request and reads one answer. Whoever else connects, and sends nothing, or
 slowly, or does not read, holds neither a thread nor a file descriptor for long: a connection has
-``SECONDS`` in all, and of more than ``MOST_CONNECTIONS`` the oldest is closed.
+``SECONDS`` in all, its TLS handshake included, and of more than ``MOST_CONNECTIONS`` the oldest is
+closed.
 """
 
 import asyncio
@@ -10,11 +11,13 @@ import contextlib
 import http.client
 import io
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 SECONDS = 10.0  # from a connection's start to the last byte of its answer
@@ -23,11 +26,72 @@ MOST_BYTES = 16 * 1024  # of a request's first line and headers
 
 # of WSGI: environment, start_response → body
 App: TypeAlias = Callable[[dict[str, Any], Callable[..., object]], Any]
+Read: TypeAlias = Callable[[int], Awaitable[bytes]]  # some bytes, at most as many as asked for
+Write: TypeAlias = Callable[[bytes], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who is let in: whoever holds the key of one of these certificates (DER)."""
+
+    context: ssl.SSLContext
+    certificates: frozenset[bytes]
+
+
+class _Secured:
+    """TLS over a connection's own streams.
+
+    Not asyncio's: it would shake hands before the connection is ours to count and to close.
+    """
+
+    def __init__(self, door: Door, read: Read, write: Write) -> None:
+        self._read = read
+        self._write = write
+        self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = door.context.wrap_bio(self._received, self._sent, server_side=True)
+
+    async def certificate(self) -> bytes | None:
+        """Shake hands; what the other side shows.
+
+        OSError where it has no key of a certificate that is known here.
+        """
+        await self._through(self._tls.do_handshake)
+        return self._tls.getpeercert(binary_form=True)
+
+    async def read(self, most: int) -> bytes:
+        """Some bytes of what was sent; OSError at its end."""
+        return await self._through(lambda: self._tls.read(most))
+
+    def write(self, data: bytes) -> None:
+        """Send all of it."""
+        while data:
+            # One record at a time.
+            data = data[self._tls.write(data) :]
+        self._write(self._sent.read())
+
+    async def _through(self, step: Callable[[], T]) -> T:
+        """The result of one step of TLS, for which more bytes may have to come first."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                wanted = self._read(MOST_BYTES)
+            finally:
+                # After an error, too: an alert says why.
+                self._write(self._sent.read())
+            self._received.write(_some(await wanted))
+
+
+def _some(received: bytes) -> bytes:
+    if not received:
+        raise ConnectionResetError("the other side left")
+    return received
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int, app: App) -> Iterator[int]:
-    """Answer by a WSGI application while the block runs.
+def listening(host: str, port: int, app: App, door: Door | None = None) -> Iterator[int]:
+    """Answer by a WSGI application while the block runs; with a door, over TLS.
 
     The application must need only the request's line and headers. Yields the port; raises OSError
     where the address cannot be bound.
@@ -38,7 +102,7 @@ def listening(host: str, port: int, app: App) -> Iterator[int]:
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
-        listener = _Listener(app)
+        listener = _Listener(app, door)
         # daemon: it must not keep the process from ending.
         thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
         thread.start()
@@ -53,8 +117,9 @@ def listening(host: str, port: int, app: App) -> Iterator[int]:
 class _Listener:
     """An event loop of its own, which never waits for one connection alone."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, door: Door | None) -> None:
         self._app = app
+        self._door = door
         # Not the daemon's own loop: a slow scraper must not delay silos.
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -92,12 +157,13 @@ class _Listener:
             _reset(oldest)
         try:
             async with asyncio.timeout(SECONDS):
-                if not self._stop.is_set():
-                    writer.write(await self._answered(reader))
+                # Where the handshake fails, its alert is still sent.
+                with contextlib.suppress(ssl.SSLError):
+                    await self._answer_one(reader.read, writer.write)
                 writer.close()
                 await writer.wait_closed()
         # it left, is slow (TimeoutError), or was the oldest
-        except (asyncio.IncompleteReadError, OSError):
+        except OSError:
             pass
         finally:
             self._open.pop(writer, None)
@@ -105,11 +171,26 @@ class _Listener:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answered(self, reader: asyncio.StreamReader) -> bytes:
-        try:
-            return self._answer(await reader.readuntil(b"\r\n\r\n"))
-        except asyncio.LimitOverrunError:
-            return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    async def _answer_one(self, read: Read, write: Write) -> None:
+        if self._stop.is_set():
+            return
+        if self._door is None:
+            write(await self._answered(read))
+            return
+        secured = _Secured(self._door, read, write)
+        # One that an accepted certificate vouches for is not accepted itself.
+        opens = await secured.certificate() in self._door.certificates
+        refused = _response(HTTPStatus.FORBIDDEN)
+        secured.write(await self._answered(secured.read) if opens else refused)
+
+    async def _answered(self, read: Read) -> bytes:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += _some(await read(MOST_BYTES))
+            if len(request) > MOST_BYTES:
+                return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        head, end, _ = request.partition(b"\r\n\r\n")
+        return self._answer(head + end)
 
     def _answer(self, request: bytes) -> bytes:
         # Request line and headers; a body is never read.

@@ -27,8 +27,9 @@
     [limits]                          # optional
     max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front
 
-    [metrics]                         # optional: Prometheus metrics, on loopback only
+    [metrics]                         # optional: Prometheus metrics
     listen = "127.0.0.1:9464"
+    clients = ["prometheus.crt"]      # optional: over TLS, and only for keys of these certificates
 """
 
 import re
@@ -110,5 +111,6 @@ def load(path: Path) -> CoordinatorConfig:
             "keys": base / config.keys,
             "roster": base / config.roster,
             "jobs": tuple(base / job for job in config.jobs),
+            "metrics": config.metrics and config.metrics.below(base),
         }
     )

@@ -173,6 +173,9 @@ class Daemon:
             run.collector.recover()
         # Only now: an effect of one job may begin another.
         for run in self.runs:
+            run.last_sums = next(
+                (sums for *_, sums in self.rounds(run, run.state.round - 1)[-1:]), {}
+            )
             run.collector.resume()
             self._run(run, resumed(run.state))
 
@@ -294,6 +297,16 @@ class Daemon:
         since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
         # A copy of the items: the metrics' thread calls this, too.
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
+
+    def silent_seconds(self, silo: str) -> float:
+        """Time since a silo was heard of, or since this process began."""
+        return time.monotonic() - self._seen.get(silo, self._began)
+
+    def stage_limit(self, run: JobRun, stage: str) -> float:
+        """Seconds after which a stage of a job is closed."""
+        # The configuration limits admission; the signed job limits every other stage.
+        own = {"admitting": self.config.timing.admission_seconds}
+        return own.get(stage, run.job.round_timeout)
 
     def unheard(self, run: JobRun) -> list[str]:
         """Silos of a job that runs of which this process has not heard.
@@ -428,7 +441,7 @@ class Daemon:
             run.collector.record(event, state)
 
         # After the commit: nobody may act on a state that a restart would not find.
-        run.state = state
+        run.turn_to(state)
         committed()
         run.collector.moved(event, before)
         self._run(run, effects)
@@ -518,10 +531,7 @@ class Daemon:
         tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
-        # The configuration limits admission; the signed job limits every other stage.
-        seconds = {"admitting": self.config.timing.admission_seconds}.get(
-            effect.stage, run.job.round_timeout
-        )
+        seconds = self.stage_limit(run, effect.stage)
         # It was set for a stage that is over, or has begun again.
         if (before := self._deadlines.get(run.job.name)) is not None:
             before.cancel()

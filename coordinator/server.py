@@ -1,18 +1,13 @@
-"""Start and stop: configuration, roster, keys, jobs, the gRPC server, signals.
-
-What the coordinator's metrics show as it is now.
-"""
+"""Start and stop: configuration, roster, keys, jobs, the gRPC server, signals."""
 
 import asyncio
 import os
-import shutil
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import grpc
 import torch
@@ -23,7 +18,7 @@ from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
 from ..files.portable import check_runs_daemons, resource
-from ..metrics import Gauge
+from ..metrics import TlsFiles
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.membership_pb2_grpc import (
@@ -35,7 +30,7 @@ from ..security import preflight
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.guest import GUEST_CERTIFICATE
-from ..security.identity.keys import Keys, Role, load_keys
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, load_keys
 from ..security.ledger import kept_rosters
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
@@ -47,50 +42,13 @@ from . import config as configs
 from . import heap
 from .daemon import Daemon
 from .enrolment import Enrolments
-from .rounds.events import Stage
+from .gauges import gauges
 from .rpc.guard import Guard
-from .rpc.limits import CallLimits
 from .rpc.membership import MembershipService
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .rpc.start_weights import check_start_file, missing_file
 from .storage.database import Database, StoredJob
-
-
-def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
-    """What the metrics show now."""
-    # Prometheus asks from a thread of its own, while the daemon changes its lists.
-    states = [run.state for run in list(daemon.runs)]
-    stages = Counter(state.stage for state in states)
-    yield Gauge(
-        "jobs", "Jobs by stage.", ("stage",), {(stage,): stages[stage] for stage in get_args(Stage)}
-    )
-    rounds = {
-        (state.job,): state.round for state in states if state.stage not in ("queued", "ended")
-    }
-    yield Gauge("job_round", "The open round of a job that runs, counted from 0.", ("job",), rounds)
-    silos = [entry.id for entry in daemon.roster.entries if entry.role is Role.SILO]
-    calls = list(limits.running.items())
-    # A poll may wait longer than six beats, and its silo is there all the time.
-    near = daemon.connected() | {silo for (silo, _), _ in calls}
-    yield Gauge(
-        "silo_connected",
-        "Heard of within six beats.",
-        ("silo",),
-        {(silo,): silo in near for silo in silos},
-    )
-    running: Counter[str] = Counter()
-    for (_, rpc), count in calls:
-        running[rpc.rpartition("/")[2]] += count
-    yield Gauge(
-        "open_calls",
-        "Calls that run.",
-        ("method",),
-        {(rpc,): count for rpc, count in running.items()},
-    )
-    free = shutil.disk_usage(daemon.config.directory).free
-    yield Gauge("disk_free_bytes", "Free bytes where the state lies.", (), {(): free})
-
 
 OPEN_MAX = 10_240  # files of a process, on macOS
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
@@ -211,6 +169,7 @@ async def running(
                 "coordinator",
                 metrics.COORDINATOR,
                 lambda: gauges(daemon, guard.limits),
+                TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
             ):
                 yield address
         finally:

@@ -54,8 +54,9 @@
                                       # job keeps it in, and it is for jobs on one data set alone:
     dataset = "heart"                 # left out: that of [data]
 
-    [metrics]                         # optional: Prometheus metrics, on loopback only
+    [metrics]                         # optional: Prometheus metrics
     listen = "127.0.0.1:9465"
+    clients = ["prometheus.crt"]      # optional: over TLS, and only for keys of these certificates
 """
 
 from collections.abc import Iterator
@@ -210,6 +211,7 @@ def load(path: Path) -> SiloConfig:
             "keys": base / config.keys,
             "roster": base / config.roster,
             "policy": base / config.policy,
+            "metrics": config.metrics and config.metrics.below(base),
             "weights": tuple(
                 own.model_copy(update={"file": base / own.file}) for own in config.weights
             ),

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
@@ -19,7 +19,15 @@ from ..files.portable import check_runs_daemons
 from ..files.watched_file import WatchedFile
 from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
-from ..security.identity.keys import Keys, Role, load_keys
+from ..security.identity.certificate import end_timestamp
+from ..security.identity.keys import (
+    TLS_CERTIFICATE,
+    TLS_KEY,
+    Keys,
+    Role,
+    RosterEntry,
+    load_keys,
+)
 from ..security.identity.roster import Roster
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.egress_ledger import Ledger
@@ -180,7 +188,14 @@ async def _run(
         digests = {"policy": policy.digest, "roster": roster_digest}
         for name in reloaded:
             log.event(RELOADED[name], sha256=digests[name])
-        with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
+        members = (keys.entry, roster.coordinator)
+        with metrics.served(
+            config.metrics,
+            "silo",
+            metrics.SILO,
+            lambda: gauges(config, agent, ledger, members),
+            metrics.TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
+        ):
             return await agent.run(partial(_changed, files))
 
 
@@ -222,8 +237,10 @@ def _budgets(
         yield opened
 
 
-def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
-    """The silo's metrics as they are now.
+def gauges(
+    config: SiloConfig, agent: Agent, ledger: Ledger, members: Sequence[RosterEntry]
+) -> Iterator[metrics.Gauge]:
+    """The silo's metrics as they are now; ``members`` are those whose certificates matter to it.
 
     Called for each request, in the thread that answers it.
     """
@@ -236,4 +253,26 @@ def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
     )
     yield metrics.Gauge(
         "ledger_head_seq", "Number of its last record.", (), {(): head.seq if head else -1}
+    )
+    # By the ledger, which has a head of every data set on which something was spent.
+    heads = ledger.privacy_heads.items()
+    yield metrics.Gauge(
+        "budget_spent_epsilon",
+        "What is spent or reserved of a data set's privacy budget.",
+        ("dataset",),
+        {(name,): float(head.epsilon) for name, head in heads},
+    )
+    yield metrics.Gauge(
+        "budget_limit_epsilon",
+        "What its owner lets be spent of it.",
+        ("dataset",),
+        {(name,): float(head.limit) for name, head in heads},
+    )
+    free = shutil.disk_usage(config.directory).free
+    yield metrics.Gauge("disk_free_bytes", "Free bytes where the state lies.", (), {(): free})
+    yield metrics.Gauge(
+        "certificate_end_timestamp_seconds",
+        "When a member's certificate ends: the silo's own, and the coordinator's.",
+        ("member",),
+        {(entry.id,): end_timestamp(entry.certificate) for entry in members},
     )

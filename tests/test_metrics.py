@@ -1,19 +1,22 @@
 import re
 import socket
+import time
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from staddle import log
 from staddle.errors import LocalError
-from staddle.metrics import COORDINATOR, SILO, Gauge, MetricRule, MetricsConfig, served
+from staddle.metrics import COORDINATOR, SILO, Gauge, MetricRule, MetricsConfig, TlsFiles, served
 
 HERE = MetricsConfig(listen="127.0.0.1:0")
+NONE = TlsFiles(Path("none"), Path("none"))  # nothing asks for them without ``clients``
 
 
 @contextmanager
-def running(rules=(), gauges=(), config=HERE, role="silo"):
+def running(rules=(), gauges=(), config=HERE, role="silo", own=NONE):
     """A function that reads the metrics once, as name with labels → value."""
     heard = []
 
@@ -22,7 +25,7 @@ def running(rules=(), gauges=(), config=HERE, role="silo"):
             heard.append(fields["address"])
 
     log.setup("json")
-    with log.followed(follow), served(config, role, rules, lambda: gauges):
+    with log.followed(follow), served(config, role, rules, lambda: gauges, own):
 
         def read():
             with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=60) as answer:
@@ -46,22 +49,42 @@ def test_metrics_are_served_on_loopback(listen):
     ("listen", "why"),
     [
         *(
-            (f"{host}:9464", "reverse proxy")
-            for host in ("0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "example.org", "")
+            (f"{host}:9464", "clients =")
+            for host in ("0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "example.org")
         ),
         *(
-            (f"{host}:9464", "reverse proxy")
+            (f"{host}:9464", "clients =")
             for host in ("::1", "[127.0.0.1]", "localhost.evil.org", "127.1")
         ),
         *(
             (listen, "host:port")
-            for listen in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]:9²", "")
+            for listen in (":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]:9²", "")
         ),
     ],
 )
 def test_and_nowhere_else(listen, why):
     with pytest.raises(ValueError, match=why):
         MetricsConfig(listen=listen)
+
+
+def test_beyond_loopback_they_are_for_named_certificates():
+    config = MetricsConfig(listen="0.0.0.0:9464", clients=(Path("a.crt"), Path("/b.crt")))
+    assert config.below(Path("/etc")).clients == (Path("/etc/a.crt"), Path("/b.crt"))
+
+
+def test_the_latest_value_and_the_time_of_an_event_are_shown():
+    rules = (
+        MetricRule("a", "round", "x", ("job",), "round", latest=True),
+        MetricRule("a", "when", "x", (), latest=True),
+        MetricRule("a", "often", "x"),
+    )
+    with running(rules) as read:
+        log.event("a", job="lung", round=7)
+        log.event("a", job="lung", round=3)
+        found = read()
+    assert found['staddle_silo_round{job="lung"}'] == 3
+    assert 0 <= time.time() - found["staddle_silo_when"] < 3600
+    assert found["staddle_silo_often_total"] == 2
 
 
 def test_events_are_counted_by_their_labels_and_amounts():
@@ -105,7 +128,7 @@ def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(ca
 
 
 def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
-    with served(None, "silo", (MetricRule("a", "seen", "x"),), lambda: ()):
+    with served(None, "silo", (MetricRule("a", "seen", "x"),), lambda: (), NONE):
         assert "metrics.listening" not in capsys.readouterr().err
     with running() as read:
         pass
@@ -117,7 +140,7 @@ def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
 def test_a_taken_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        wanted = served(MetricsConfig(listen=listen), "silo", (), lambda: ())
+        wanted = served(MetricsConfig(listen=listen), "silo", (), lambda: (), NONE)
         with (
             pytest.raises(
                 LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")
@@ -133,4 +156,4 @@ def test_labels_are_of_closed_or_signed_lists(rules):
     assert {label for rule in rules for label in rule.labels} <= {
         "silo", "job", "code", "method", "kind", "outcome",
     }  # fmt: skip
-    assert len({rule.event for rule in rules}) == len({rule.name for rule in rules}) == len(rules)
+    assert len({rule.name for rule in rules}) == len(rules)

@@ -1,6 +1,7 @@
 """One job at the coordinator: its state, its method's state, its files."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ...security.blind.sum import group
 from .. import heap
 from ..blind.unmask import KeptSum, kept_sum
 from ..rounds.events import Event
+from ..rounds.machine import JobState
 from ..storage.database import FileKey, StoredJob
 from ..storage.spool import Spool, SpooledUpload
 from ..storage.store import JobStore
@@ -112,6 +114,8 @@ class JobRun:
         self.plan = JobPlan(job)
         self.signed = stored.signed
         self.state = stored.state
+        self.since = time.monotonic()  # when this process began its present stage
+        self.last_sums: Mapping[str, int] = {}  # of the last closed round, over its members
         self.store = JobStore(
             folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given
         )
@@ -122,6 +126,13 @@ class JobRun:
         self.collector = collecting(self, stored)
         # After the collector is made, which knows the files that the open round may still need.
         self.store.clean(self.collector.kept_files, self.collector.needed)
+
+    def turn_to(self, state: JobState) -> None:
+        """Take over a state that is on the disk."""
+        before, self.state = self.state, state
+        # Each round is a stage of its own.
+        if (before.stage, before.round) != (state.stage, state.round):
+            self.since = time.monotonic()
 
     # Uploads.
 
@@ -269,5 +280,6 @@ class JobRun:
         Call it in the event loop.
         """
         self._method_state = result.method
+        self.last_sums = result.metrics
         self.collector.committed(result.left)
         self.store.commit(round_, result.files, result.digests, self.collector.needed)

@@ -86,6 +86,12 @@ def validity(pem: str) -> tuple[dt.datetime, dt.datetime]:
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
+@lru_cache(maxsize=1024)  # asked for each member whenever metrics are read
+def end_timestamp(pem: str) -> float:
+    """The last instant for which a certificate is good, in seconds since 1970."""
+    return validity(pem)[1].timestamp()
+
+
 def clock_fault(member: str, pem: str, now: dt.datetime) -> str:
     """Why a handshake fails by this machine's clock, what to do first; empty if the clock fits.
 

@@ -77,7 +77,7 @@ def test_what_is_left_out_has_its_default_and_the_limit_of_a_job_is_a_size(load)
         (TEXT + "[timing]\nadmission_seconds = 0\n", "timing.admission_seconds = 0"),
         (TEXT + "[timing]\nadmission_seconds = nan\n", "timing.admission_seconds = nan"),
         (TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n',
-            "metrics.listen = '0.0.0.0:9464': is not on loopback"),
+            "metrics: listen = '0.0.0.0:9464' is not on loopback"),
         (TEXT + "[metrics]\n", "missing key 'metrics.listen'"),
         (TEXT.replace(FOUNDER, "SHA256:short"), "trust.founders.0 = 'SHA256:short'"),
         (TEXT.replace(f'"{FOUNDER}"', ""), "trust.founders"),

@@ -13,7 +13,7 @@ from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.federation.jobs import status_fields
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator.server import gauges
+from staddle.coordinator.gauges import gauges
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 

@@ -4,6 +4,7 @@
 """
 
 import json
+import time
 import urllib.request
 
 from typer import Typer
@@ -28,6 +29,10 @@ def scrape(address):
     return {name.partition("_")[2]: float(value) for name, _, value in pairs}
 
 
+def status_of(config):
+    return json.loads(CliRunner().invoke(app, ["--config", str(config), "--json"]).output)
+
+
 def launch(running, name, module, config):
     config.write_text(config.read_text() + METRICS)
     return running.launch(name, ("-m", module), config)
@@ -45,14 +50,26 @@ def test_both_sides_count_what_happened(start, document):
     assert idle['coordinator_silo_connected{silo="north"}'] == 0
     assert idle['coordinator_jobs{stage="admitting"}'] == 1
     assert idle["coordinator_disk_free_bytes"] > 0
+    limit = idle['coordinator_job_stage_limit_seconds{job="counted"}']
+    assert (
+        limit == TIMING["admission_seconds"] > idle['coordinator_job_stage_seconds{job="counted"}']
+    )
+    # Nobody has come yet.
+    assert idle['coordinator_silo_awaited_seconds{job="counted",silo="north"}'] > 0
+    assert idle['coordinator_silo_silent_seconds{silo="north"}'] > 0
+    assert idle['coordinator_silo_rounds_behind{job="counted",silo="north"}'] == 0
+    assert not [name for name in idle if name.startswith("coordinator_job_measure")]
+    years = (
+        idle['coordinator_certificate_end_timestamp_seconds{member="north"}'] - time.time()
+    ) / 3e7
+    assert 9 < years < 11
     theirs = {}
     for silo in SILOS:
         running.write_silo(silo)
         agent = launch(running, silo, "staddle.silo", files.silo_config(silo))
         theirs[silo] = agent.wait_for("metrics.listening", 60)["address"]
     coordinator.wait_for("round.opened", 60)
-    beside = CliRunner().invoke(app, ["--config", str(files.coordinator_config), "--json"])
-    assert json.loads(beside.output)["running"]
+    assert status_of(files.coordinator_config)["running"]
     coordinator.wait_for("job.ended", 60)
 
     found = scrape(ours)
@@ -60,6 +77,10 @@ def test_both_sides_count_what_happened(start, document):
     assert found['coordinator_jobs_ended_total{outcome="completed"}'] == 1
     assert found['coordinator_rounds_closed_total{job="counted"}'] == 1
     assert found['coordinator_fold_seconds_count{job="counted"}'] == 1
+    (last,) = [job["last"] for job in status_of(files.coordinator_config)["jobs"]]
+    for model in ("delivered", "trained"):
+        accuracy = f'coordinator_job_measure{{job="counted",measure="accuracy",model="{model}"}}'
+        assert found[accuracy] == last["measures"][model]["accuracy"] > 0
     for silo in SILOS:
         assert found[f'coordinator_silo_connected{{silo="{silo}"}}'] == 1
         assert found[f'coordinator_uploads_accepted_total{{silo="{silo}"}}'] == 1
@@ -76,10 +97,14 @@ def test_both_sides_count_what_happened(start, document):
             own['silo_sent_bytes_total{job="counted",kind="metric"}']
             == totals["counted", "metrics"].bytes
         )
+        assert own['silo_last_round{job="counted"}'] == 0
+        began = own["silo_session_timestamp_seconds"]
+        assert began <= own['silo_last_round_timestamp_seconds{job="counted"}'] <= time.time()
+        members = {name for name in own if name.startswith("silo_certificate_end")}
+        assert len(members) == 2
+        assert own["silo_disk_free_bytes"] > 0
         assert own["silo_ledger_records"] == own["silo_ledger_head_seq"] + 1 > 5
-        at_silo = json.loads(
-            CliRunner().invoke(app, ["--config", str(files.silo_config(silo)), "--json"]).output
-        )
+        at_silo = status_of(files.silo_config(silo))
         assert at_silo["running"]
         assert at_silo["ledger"]["ok"]
     assert (CONTROL, CONTROL) in totals
@@ -88,3 +113,7 @@ def test_both_sides_count_what_happened(start, document):
     for _ in range(2):
         assert running.daemons["north"].wait_for("coordinator.lost", 30)
     assert scrape(theirs["north"])["silo_connected"] == 0
+    # What the last round said is known to the next process, too.
+    again = running.launch("coordinator", ("-m", "staddle.coordinator"), files.coordinator_config)
+    found = scrape(again.wait_for("metrics.listening", 60)["address"])
+    assert found[accuracy] == last["measures"][model]["accuracy"]

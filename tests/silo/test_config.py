@@ -88,7 +88,7 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + "[training]\nthreads = 0\n", "training.threads = 0"),
         (TEXT + '[training]\ndevice = "tpu"\n', "training.device = 'tpu'"),
         (TEXT + '[metrics]\nlisten = "10.1.1.1:1"\n',
-            "metrics.listen = '10.1.1.1:1': is not on loopback"),
+            "metrics: listen = '10.1.1.1:1' is not on loopback"),
         (TEXT.replace("version = 1", "version = 3"), "version = 3"),
     ],
 )  # fmt: skip
