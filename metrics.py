@@ -166,6 +166,13 @@ COORDINATOR = (
         "fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)
     ),
     MetricRule("job.ended", "jobs_ended", "Jobs that ended.", ("outcome",)),
+    MetricRule(
+        "upload.damaged",
+        "uploads_damaged",
+        "Folds that met uploads which the disk had changed.",
+        ("job",),
+    ),
+    MetricRule("job.broken", "jobs_broken", "Jobs that damaged files ended.", ("job",)),
 )
 SILO = (
     MetricRule(
@@ -216,6 +223,18 @@ SILO = (
     ),
     MetricRule(
         "coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."
+    ),
+    MetricRule(
+        "ledger.forked",
+        "ledgers_forked",
+        "Times that another member's ledger was rolled back, altered or forked.",
+        ("member",),
+    ),
+    MetricRule(
+        "outbox.damaged",
+        "outboxes_damaged",
+        "Contributions that the disk had changed before they left.",
+        ("job",),
     ),
 )
 

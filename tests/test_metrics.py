@@ -154,6 +154,6 @@ def test_a_taken_port_is_named():
 def test_labels_are_of_closed_or_signed_lists(rules):
     """A label that a stranger or a record could choose has no place here."""
     assert {label for rule in rules for label in rule.labels} <= {
-        "silo", "job", "code", "method", "kind", "outcome",
+        "silo", "job", "code", "method", "kind", "outcome", "member",
     }  # fmt: skip
     assert len({rule.name for rule in rules}) == len(rules)
