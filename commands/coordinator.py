@@ -31,4 +31,5 @@ def run(config: Annotated[Path, typer.Option(help="The coordinator's TOML file."
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
-    asyncio.run(systemd.supervised(serve(loaded), systemd.COORDINATOR))
+    serving = serve(loaded)
+    asyncio.run(systemd.supervised(serving, loaded.directory, systemd.COORDINATOR))

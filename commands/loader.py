@@ -21,6 +21,7 @@ from .console import printer
 # what a user types → module of this folder and function
 COMMANDS: Mapping[str, str] = {
     "status": "federation.status:status",
+    "health": "federation.health:health",
     "demo": "federation.demo:demo",
     "simulate": "simulate.simulate:simulate",
     # of a command, not of a group: ``make_context`` below tells it from a file

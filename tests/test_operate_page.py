@@ -13,7 +13,7 @@ from staddle.commands.loader import COMMANDS, program
 from staddle.proto import federation_pb2 as pb
 
 PAGE = Path(__file__).parents[1] / "docs" / "operate.md"
-FILES = ("toml", "json", "sqlite", "safetensors", "csv", "npz", "key", "words", "ini", "db")
+FILES = ("toml", "json", "yaml", "sqlite", "safetensors", "csv", "npz", "key", "words", "ini", "db")
 NO_EVENTS = {"hidden.ctx", "coordinator.staddle"}  # a field of a record, the name in a certificate
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside the tests")

@@ -15,9 +15,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from ... import log
+from .health import beat
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 # A full queue of the service manager must not hold the daemon up for longer.
@@ -92,14 +94,16 @@ class Systemd:
 
 async def supervised(
     serving: Coroutine[Any, Any, None],
+    directory: Path,
     texts: Mapping[str, str],
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Run a daemon to its end, and tell the service manager of it meanwhile.
+    """Run a daemon to its end, and tell systemd and ``staddle health`` of it meanwhile.
 
-    ``texts`` is one of the tables above. Errors are those of the daemon.
+    ``directory`` is its folder, ``texts`` one of the tables above. Errors are those of the daemon.
     """
     systemd = Systemd(environment)
+    ready = asyncio.Event()
 
     def follow(event: str, fields: Mapping[str, object]) -> None:
         if event in texts:
@@ -107,10 +111,14 @@ async def supervised(
             status = ascii(texts[event].format_map(fields))[1:-1]
             state = STATES.get(event)
             systemd.tell(*filter(None, (state, f"STATUS={status}")))
+            if state == READY:
+                ready.set()
 
     with log.followed(follow):
-        beating = asyncio.create_task(systemd.beat())
+        beats = [asyncio.ensure_future(each) for each in (systemd.beat(), beat(directory, ready))]
         try:
             await serving
         finally:
-            beating.cancel()
+            for beating in beats:
+                beating.cancel()
+            await asyncio.wait(beats)

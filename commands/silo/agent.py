@@ -43,7 +43,8 @@ def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> 
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
-    asyncio.run(systemd.supervised(serve(loaded), systemd.SILO))
+    serving = serve(loaded)
+    asyncio.run(systemd.supervised(serving, loaded.directory, systemd.SILO))
 
 
 def new_split(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:

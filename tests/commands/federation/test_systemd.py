@@ -44,9 +44,9 @@ def waiting(receiver):
         receiver.settimeout(60)
 
 
-def run(environment, serving, texts=COORDINATOR):
+def run(environment, serving, texts=COORDINATOR, directory=Path("/nowhere")):
     log.setup("json")
-    asyncio.run(supervised(serving(), texts, environment))
+    asyncio.run(supervised(serving(), directory, texts, environment))
 
 
 def test_events_are_told_as_states_and_texts(notified):
