@@ -57,6 +57,7 @@ def test_events_are_told_as_states_and_texts(notified):
         log.event("ready")
         log.event("round.opened", job="lung", round=3, silos=["a"])
         log.event("job.ended", job="lung\nSTOPPING=1", outcome="completed")
+        log.event("stopping", why="a new roster")  # and starts again, in the same process
         log.event("stop.asked")
 
     run(environment, serving)
