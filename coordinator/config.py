@@ -39,7 +39,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from ..files.documents import Strict, read_toml
-from ..metrics import MetricsConfig
+from ..metrics.exporter import MetricsConfig
 from ..security.identity.roster import Pins
 from ..security.policy.file import Bytes, PackageName
 

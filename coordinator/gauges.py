@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from ..algorithms.tasks.counting import flattened
-from ..metrics import Gauge
+from ..metrics.exporter import Gauge
 from ..security.identity.certificate import end_timestamp
 from ..security.identity.keys import Role
 from ..security.identity.selection import without

@@ -13,12 +13,13 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from .. import log, metrics
+from .. import log
 from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
 from ..files.portable import check_runs_daemons, resource
-from ..metrics import TlsFiles
+from ..metrics import exporter as metrics
+from ..metrics.exporter import TlsFiles
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.membership_pb2_grpc import (

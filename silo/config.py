@@ -71,7 +71,7 @@ from ..algorithms.data import registry
 from ..algorithms.numerics.devices import Precision
 from ..errors import LocalError
 from ..files.documents import Strict, read_toml
-from ..metrics import MetricsConfig
+from ..metrics.exporter import MetricsConfig
 from ..proto.channel import checked_proxy
 from ..security.identity.roster import Pins
 from ..security.policy.data_sets import DATASET, DataSets

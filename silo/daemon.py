@@ -12,11 +12,12 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from .. import log, metrics
+from .. import log
 from ..errors import LocalError
 from ..files.documents import read_bytes
 from ..files.portable import check_runs_daemons
 from ..files.watched_file import WatchedFile
+from ..metrics import exporter as metrics
 from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import end_timestamp

@@ -8,8 +8,8 @@ import typer
 from support.metric_names import GAUGES
 from support.product_source import ROOT, sources
 
-from staddle import metrics
 from staddle.commands.loader import COMMANDS, program
+from staddle.metrics import exporter as metrics
 from staddle.proto import federation_pb2 as pb
 
 PAGE = Path(__file__).parents[1] / "docs" / "operate.md"

@@ -229,7 +229,7 @@ def test_each_call_of_the_client_is_made_in_one_file():
 # Each folder imports from those before it alone; a coordinator's and a silo's processes and the
 # simulator stand side by side. ``__main__`` starts a command, so it stands above all.
 LAYERS = (
-    {"errors"}, {"files"}, {"log"}, {"metrics_listener"}, {"metrics"}, {"algorithms"}, {"security"},
+    {"errors"}, {"files"}, {"log"}, {"metrics"}, {"algorithms"}, {"security"},
     {"bundle"}, {"proto"}, {"coordinator", "silo", "simulator"}, {"commands"}, {"api"},
     {"staddle_verify"},
 )  # fmt: skip

@@ -6,7 +6,7 @@ import threading
 
 from faults.table import row
 
-from staddle import metrics_listener
+from staddle.metrics import listener
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 SECONDS = 20  # that an answer may take
@@ -43,8 +43,8 @@ def app(environment, start_response):
 def idle_connections(folder, draw):
     # Threads that earlier tests of this process left may end meanwhile.
     before = set(threading.enumerate())
-    count = draw.randrange(metrics_listener.MOST_CONNECTIONS + 1, 400)
-    with metrics_listener.listening("127.0.0.1", 0, app) as port, contextlib.ExitStack() as stack:
+    count = draw.randrange(listener.MOST_CONNECTIONS + 1, 400)
+    with listener.listening("127.0.0.1", 0, app) as port, contextlib.ExitStack() as stack:
         serving = set(threading.enumerate())
         idle = [stack.enter_context(connected(("127.0.0.1", port))) for _ in range(count)]
         for connection in idle:
@@ -54,6 +54,6 @@ def idle_connections(folder, draw):
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.endswith(b"all is well")
         assert set(threading.enumerate()) <= serving
-        for connection in idle[: count - metrics_listener.MOST_CONNECTIONS]:
+        for connection in idle[: count - listener.MOST_CONNECTIONS]:
             assert received(connection) == b""
     assert set(threading.enumerate()) <= before

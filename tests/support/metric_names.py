@@ -4,7 +4,7 @@ import ast
 
 from support.product_source import ROOT
 
-from staddle.metrics import COORDINATOR, SILO
+from staddle.metrics.exporter import COORDINATOR, SILO
 
 PLACES = {"coordinator": ROOT / "coordinator" / "gauges.py", "silo": ROOT / "silo" / "daemon.py"}
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import NameOID
 from faults.listener import GET, SECONDS, app, connected, received, scraped
 
-from staddle import metrics_listener
 from staddle.errors import LocalError
-from staddle.metrics import Gauge, MetricsConfig, TlsFiles, door, log, served
+from staddle.metrics import listener
+from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, door, log, served
 from staddle.security.identity.certificate import BACKDATED, LIFETIME, utc_now
 from staddle.security.identity.keys import Role, create_keys
 
@@ -45,7 +45,7 @@ def address():
 
 @pytest.mark.parametrize("sent", [b"", b"G", GET])
 def test_a_connection_that_does_not_ask_is_closed_in_time(monkeypatch, address, sent):
-    monkeypatch.setattr(metrics_listener, "SECONDS", 0.2)
+    monkeypatch.setattr(listener, "SECONDS", 0.2)
     with connected(address) as idle:
         idle.sendall(sent)
         assert received(idle) == b""
@@ -54,14 +54,14 @@ def test_a_connection_that_does_not_ask_is_closed_in_time(monkeypatch, address, 
 
 
 def test_one_that_does_not_read_is_closed_in_time_and_others_are_answered(monkeypatch):
-    monkeypatch.setattr(metrics_listener, "SECONDS", 3.0)
+    monkeypatch.setattr(listener, "SECONDS", 3.0)
     body = bytes(2**24)  # more than the kernel takes
 
     def app(environment, start_response):
         start_response("200 OK", [])
         return [body]
 
-    with metrics_listener.listening("127.0.0.1", 0, app) as port, socket.socket() as deaf:
+    with listener.listening("127.0.0.1", 0, app) as port, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", port))
         deaf.sendall(GET + b"\r\n")
@@ -104,7 +104,7 @@ def test_scrapers_get_what_they_ask_for(address):
 def test_the_listener_ends_while_connections_are_open():
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
-        with metrics_listener.listening("127.0.0.1", 0, lambda *_: []) as port:
+        with listener.listening("127.0.0.1", 0, lambda *_: []) as port:
             idle = [stack.enter_context(connected(("127.0.0.1", port))) for _ in range(3)]
         assert set(threading.enumerate()) <= before
         assert [received(connection) for connection in idle] == [b""] * 3
@@ -125,7 +125,7 @@ def keys(tmp_path_factory):
 def crossed(keys, pinned, **more):
     """Where the metrics are served to whoever has the key of a certificate."""
     own = TlsFiles(keys / "daemon" / "tls.crt", keys / "daemon" / "tls.key")
-    return metrics_listener.listening("127.0.0.1", 0, app, door((pinned,), own), **more)
+    return listener.listening("127.0.0.1", 0, app, door((pinned,), own), **more)
 
 
 def asking(keys, name=None, most=None):
@@ -200,7 +200,7 @@ def test_idle_handshakes_cost_no_thread_and_keep_nobody_out(keys):
     ):
         serving = set(threading.enumerate())
         address = ("127.0.0.1", port)
-        count = metrics_listener.MOST_CONNECTIONS + 20
+        count = listener.MOST_CONNECTIONS + 20
         idle = [stack.enter_context(connected(address)) for _ in range(count)]
         for connection in idle:
             with contextlib.suppress(ConnectionError):  # those closed as the oldest
@@ -212,7 +212,7 @@ def test_idle_handshakes_cost_no_thread_and_keep_nobody_out(keys):
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00"])
 def test_a_handshake_that_does_not_end_is_closed_in_time(monkeypatch, keys, begun):
-    monkeypatch.setattr(metrics_listener, "SECONDS", 0.2)
+    monkeypatch.setattr(listener, "SECONDS", 0.2)
     with (
         crossed(keys, keys / "scraper" / "tls.crt") as port,
         connected(("127.0.0.1", port)) as idle,

@@ -9,7 +9,15 @@ import pytest
 
 from staddle import log
 from staddle.errors import LocalError
-from staddle.metrics import COORDINATOR, SILO, Gauge, MetricRule, MetricsConfig, TlsFiles, served
+from staddle.metrics.exporter import (
+    COORDINATOR,
+    SILO,
+    Gauge,
+    MetricRule,
+    MetricsConfig,
+    TlsFiles,
+    served,
+)
 
 HERE = MetricsConfig(listen="127.0.0.1:0")
 NONE = TlsFiles(Path("none"), Path("none"))  # nothing asks for them without ``clients``

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from . import log
-from .errors import LocalError, reason
-from .files.documents import Strict, read_bytes
-from .metrics_listener import Door, listening
+from .. import log
+from ..errors import LocalError, reason
+from ..files.documents import Strict, read_bytes
+from .listener import Door, listening
 
 
 def _listens(listen: str) -> str:
