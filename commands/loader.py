@@ -7,6 +7,7 @@ source.
 
 import ast
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,10 +19,11 @@ from typer.core import TyperCommand, TyperGroup
 from ..proto.channel import require_tls13
 from .console import printer
 
-# what a user types → module of this folder and function
+# what a user types → module of this folder and function; a leading dot: of the folder around it
 COMMANDS: Mapping[str, str] = {
     "status": "federation.status:status",
     "health": "federation.health:health",
+    "console": ".console.command:console",
     "demo": "federation.demo:demo",
     "simulate": "simulate.simulate:simulate",
     # of a command, not of a group: ``make_context`` below tells it from a file
@@ -200,8 +202,10 @@ class LazyGroup(_AsWritten, TyperGroup):
 @cache
 def _docstrings(module: str) -> dict[str, str]:
     """The docstrings of a module's functions, by name."""
-    # Parsed, not imported: an import may load PyTorch, which takes seconds.
-    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    # Parsed, not imported: an import may load PyTorch, which takes seconds. Only the packages
+    # around the module are imported, which hold a docstring and nothing else.
+    spec = importlib.util.find_spec(f".{module}", __package__)
+    path = Path(str(spec and spec.origin))
     found = {}
     for node in ast.parse(path.read_text("utf-8")).body:
         # Commands are functions of the module, never methods.

@@ -115,16 +115,21 @@ class JobFolder:
 
     def check_on(self, dataset: str) -> None:
         """LocalError where the job was accepted on the records of another data set."""
-        kept = self.path / "dataset"
-        # Earlier releases had one data set, and kept no such file.
-        if not kept.exists():
-            return
-        before = checked_file.read_json(kept, JobDataset).dataset
-        if before != dataset:
+        before = self.dataset
+        if before and before != dataset:
             raise LocalError(
                 f"{self.path}: this job began on data set {before!r}, and by the configuration of"
                 f" now it would go over to {dataset!r}; name the data sets as before until it ends"
             )
+
+    @property
+    def dataset(self) -> str:
+        """The data set that the job was accepted on.
+
+        Empty where it is not known: earlier releases had one data set, and kept no such file.
+        """
+        kept = self.path / "dataset"
+        return checked_file.read_json(kept, JobDataset).dataset if kept.exists() else ""
 
     @property
     def rounds_done(self) -> int:

@@ -101,17 +101,21 @@ def read(config: SiloConfig) -> SiloStatus:
     if verified.ok:
         spent = {head.dataset: head for _, head in of_type(folder, PrivacyHead)}
         ledger = LedgerStatus(verified, summary(folder), spent)
-    # The file is written when a job is accepted, so its time gives the order.
-    kept = sorted(
-        (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
-    )
-    jobs = tuple(_job(JobFolder(path.parent), config) for path in kept)
     running, room, policy = (
         held(config.directory),
         disk(config.directory),
         _policy(config, verified),
     )
-    return SiloStatus(config.directory, running, room, jobs, ledger, policy)
+    return SiloStatus(config.directory, running, room, jobs(config), ledger, policy)
+
+
+def jobs(config: SiloConfig) -> tuple[SiloJobStatus, ...]:
+    """The jobs that were accepted, in that order; none in a folder without any."""
+    # The file is written when a job is accepted, so its time gives the order.
+    kept = sorted(
+        (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
+    )
+    return tuple(_job(JobFolder(path.parent), config) for path in kept)
 
 
 def _policy(config: SiloConfig, verified: AuditResult) -> PolicyStatus:

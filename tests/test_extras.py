@@ -33,6 +33,7 @@ BROUGHT = {
     "imaging": "nibabel",
     "monai": "monai",
     "torchmetrics": "torchmetrics",
+    "console": "starlette",
     "onnx": "onnxruntime",
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 PACKAGES = (
     "files", "proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands",
+    "console",
 )  # fmt: skip
 
 
@@ -44,6 +45,11 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     assert {
         f"staddle/commands/report/templates/report.{kind}" for kind in ("html", "css")
     } <= installed
+    assert {
+        f"staddle/console/static/{name}"
+        for name in ("console.css", "console.js", "htmx.min.js", "htmx.LICENSE")
+    } <= installed
+    assert "staddle/console/templates/base.html" in installed
     papers = ("fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
     assert {f"staddle/simulator/reproduce/tables/{paper}.toml" for paper in papers} <= installed
     assert {

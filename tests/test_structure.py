@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.product_source import ROOT, sources
 
-SHELLS = {"api", "bundle", "silo", "simulator", "coordinator", "commands"}
+SHELLS = {"api", "bundle", "silo", "simulator", "coordinator", "commands", "console"}
 
 
 @functools.cache
@@ -230,8 +230,8 @@ def test_each_call_of_the_client_is_made_in_one_file():
 # simulator stand side by side. ``__main__`` starts a command, so it stands above all.
 LAYERS = (
     {"errors"}, {"files"}, {"log"}, {"metrics"}, {"algorithms"}, {"security"},
-    {"bundle"}, {"proto"}, {"coordinator", "silo", "simulator"}, {"commands"}, {"api"},
-    {"staddle_verify"},
+    {"bundle"}, {"proto"}, {"coordinator", "silo", "simulator"}, {"commands"}, {"console"},
+    {"api"}, {"staddle_verify"},
 )  # fmt: skip
 LARGEST_ROOM = 15  # modules and rooms at one level
 CATALOGUES = {"algorithms/baselines"}  # one file for each entry

@@ -43,7 +43,7 @@ def status(
     Rounds are numbered from 0, as in the logs.
     """
     lines: Sequence[str | PrintedTable]
-    if _is_coordinator(config):
+    if is_coordinator(config):
         at_coordinator = coordinator.read(coordinator_configs.load(config))
         document, lines = _coordinator_document(at_coordinator), _coordinator(at_coordinator)
     else:
@@ -55,7 +55,7 @@ def status(
     printer.show(*lines)
 
 
-def _is_coordinator(config: Path) -> bool:
+def is_coordinator(config: Path) -> bool:
     """By the key that only one of the two files has."""
     document = parse_document(read_bytes(config), str(config))
     listens = "listen" in document

@@ -668,11 +668,15 @@ class Database:
 
     def evaluation(self, job: str) -> dict[str, Any]:
         """What the job's sums are (algorithms/job/evaluated.py)."""
+        return evaluation_in(self.signed_job(job))
+
+    def signed_job(self, job: str) -> bytes:
+        """The job as its operator signed it."""
         with self._explained():
             (signed,) = self._connection.execute(
                 "SELECT signed FROM jobs WHERE name = ?", (job,)
             ).fetchone()
-        return evaluation_in(signed)
+        return bytes(signed)
 
     def rounds(self, job: str, first: int = 0) -> list[tuple[int, list[str], dict[str, int]]]:
         """Number, members and metrics of the closed rounds from ``first`` on, ascending."""

@@ -7,8 +7,8 @@ import staddle
 
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
 FOLDERS = (
-    "algorithms", "api", "bundle", "commands", "coordinator", "files", "metrics", "proto",
-    "security", "silo", "simulator",
+    "algorithms", "api", "bundle", "commands", "console", "coordinator", "files", "metrics",
+    "proto", "security", "silo", "simulator",
 )  # fmt: skip
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 

@@ -1,0 +1,203 @@
+"""What the page of a coordinator shows: plain values for the templates, from status and ledger."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..algorithms.job.evaluated import Evaluated, evaluated
+from ..algorithms.job.job import Job
+from ..algorithms.tasks.counting import flattened
+from ..commands.federation.round_text import NAMES, UNTOLD, WORDS
+from ..commands.policy.visibility import (
+    revealed_by_likeness,
+    seen,
+    starts_from,
+    together,
+    unbounded,
+)
+from ..coordinator.config import CoordinatorConfig
+from ..coordinator.rounds.events import in_words
+from ..coordinator.status import CoordinatorJobStatus, CoordinatorStatus
+from ..coordinator.storage.database import Database
+from ..errors import LocalError
+from ..files.documents import parse_json
+from ..security.blind.plan import JobPlan
+from ..security.identity.keys import Role
+from ..security.identity.roster import Roster
+from .coordinator_facts import CoordinatorFacts, RoundTraffic, seconds_left
+from .curves import NUMBER, SHARE, MetricCurve, Points, curve
+
+IDLE = ("queued", "ended", "stopped")  # stages in which no silo is awaited
+AWAITED = {"admitting": "its answer to {}", "finishing": "its word that {} has ended"}
+UPLOAD = "its upload to {}, round {}"
+LOST = "lost"  # code of a silo that was silent for six beats
+MOST_ROUNDS = 20  # in the table of a job
+SUMS_ONLY = (
+    "The coordinator keeps sums over the silos of a round, so how far single silos are apart cannot"
+    " be drawn here. Each silo sees its own figures on its own console."
+)
+
+
+@dataclass(frozen=True)
+class SiloLine:
+    """One silo of the roster, as the coordinator knows it."""
+
+    name: str
+    organisation: str
+    host_operator: str
+    state: str  # "connected", "not connected", "lost", or why it dropped out; "" if not known
+    is_away: bool
+    heard: str  # time of its last upload
+    bytes: int
+    waits: tuple[str, ...]  # what is awaited from it
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """What one round took and moved."""
+
+    round: int
+    seconds: float
+    received: int
+    delivered: int
+
+
+@dataclass(frozen=True)
+class JobDetails:
+    """One job: its status, its curves, and what the coordinator could read of it."""
+
+    status: CoordinatorJobStatus
+    dropped: Mapping[str, str]  # silo → why, in words
+    awaited: str  # what those who are missing owe
+    curves: tuple[MetricCurve, ...]
+    untold: str  # why there are none
+    readable: tuple[str, ...]
+    rounds: tuple[RoundLine, ...]
+    seconds_left: float | None
+
+
+def silo_lines(
+    status: CoordinatorStatus,
+    roster: Roster,
+    facts: CoordinatorFacts | None,
+    connected: Mapping[str, bool],
+) -> list[SiloLine]:
+    """All silos of the roster; ``connected`` is empty where the daemon does not tell."""
+    running = [job for job in status.jobs if job.stage not in IDLE]
+    lines = []
+    for entry in roster.having(Role.SILO):
+        codes = [job.dropped[entry.id] for job in running if entry.id in job.dropped]
+        near = connected.get(entry.id)
+        state = {True: "connected", False: "not connected", None: ""}[
+            near if status.running else None
+        ]
+        # A silo that is back was lost for its round alone.
+        if codes and not near:
+            state = in_words(codes[0])
+        lines.append(
+            SiloLine(
+                name=entry.id,
+                organisation=entry.organisation,
+                host_operator=entry.host_operator,
+                state=state,
+                is_away=near is False or LOST in codes,
+                heard=facts.heard.get(entry.id, "") if facts else "",
+                bytes=facts.sent[entry.id] if facts else 0,
+                waits=tuple(_awaited(job) for job in running if entry.id in job.missing),
+            )
+        )
+    return lines
+
+
+def _awaited(job: CoordinatorJobStatus) -> str:
+    return AWAITED.get(job.stage, UPLOAD).format(job.job, job.closed)
+
+
+def summary(status: CoordinatorStatus) -> str:
+    """One sentence for a reader of the screen: it is read out where it changes."""
+    says = "Coordinator runs" if status.running else "Coordinator does not run"
+    rounds = [
+        f"{job.job}: {job.stage}, {job.closed} of {job.rounds} rounds closed"
+        for job in status.jobs
+        if job.stage not in IDLE
+    ]
+    return "; ".join([says, *rounds])
+
+
+def job_details(
+    config: CoordinatorConfig, found: CoordinatorJobStatus, facts: CoordinatorFacts | None
+) -> JobDetails:
+    """Everything that the folder has of one job."""
+    with closing(Database(config.directory / "coordinator.sqlite", read_only=True)) as database:
+        signed, closed = database.signed_job(found.job), database.rounds(found.job)
+        evaluation = database.evaluation(found.job)
+    known = None
+    # The task of an installed package, or a job of another release: there are only its sums.
+    with suppress(LocalError):
+        known = evaluated(evaluation)
+    drawn = tuple(_curves(closed, known)) if known else ()
+    traffic = facts.rounds.get(found.job, {}) if facts else {}
+    return JobDetails(
+        status=found,
+        dropped={silo: in_words(code) for silo, code in found.dropped.items()},
+        awaited=_awaited(found),
+        curves=drawn,
+        untold="" if drawn else _untold(found),
+        readable=readable(signed, tuple(config.packages)),
+        rounds=tuple(_round_lines(traffic)),
+        seconds_left=None
+        if found.stage in IDLE
+        else seconds_left(traffic, found.closed, found.rounds),
+    )
+
+
+def _untold(found: CoordinatorJobStatus) -> str:
+    return UNTOLD if found.closed else "no round has closed yet"
+
+
+def _round_lines(traffic: Mapping[int, RoundTraffic]) -> Iterator[RoundLine]:
+    for number in sorted(traffic, reverse=True)[:MOST_ROUNDS]:
+        own = traffic[number]
+        yield RoundLine(number, own.seconds, own.received, own.delivered)
+
+
+def _curves(
+    closed: Iterable[tuple[int, list[str], Mapping[str, int]]], known: Evaluated
+) -> Iterator[MetricCurve]:
+    """A chart for each measure that more than the newest round has."""
+    counting, series = known.counting, dict[str, dict[str, list[tuple[int, float]]]]()
+    for number, _, sums in closed:
+        for key, value in flattened(counting.of_sums(sums)).items():
+            name, _, model = key.rpartition(".")
+            # Bounds and the answer that is the same for all are no curves.
+            if model in WORDS:
+                series.setdefault(name, {}).setdefault(WORDS[model], []).append((number, value))
+    score = counting.score
+    names = {score.key: score.axis, **{k: v for k, v in NAMES.items() if k != score.key}}
+    for name in sorted(series, key=lambda name: name != score.key):
+        form = SHARE if name == score.key and score.share else NUMBER
+        drawn = curve(names.get(name, name), dict[str, Points](series[name]), form)
+        if drawn is not None:
+            yield drawn
+
+
+@lru_cache(maxsize=16)
+def readable(signed: bytes, packages: tuple[str, ...]) -> tuple[str, ...]:
+    """What the coordinator could read in a job, in sentences; or why that cannot be said."""
+    try:
+        document = parse_json(signed, "the job").get("document")
+        plan = JobPlan(Job.from_document(document, "the job", packages))
+    except LocalError as error:
+        return (f"This release cannot read the job: {error}",)
+    job = plan.job
+    private = "" if job.privacy else "no [privacy]: nothing bounds what the sums reveal of a record"
+    said = (
+        seen(job),
+        together(job),
+        starts_from(job),
+        unbounded(plan),
+        revealed_by_likeness(plan),
+        private,
+    )
+    return tuple(filter(None, said))

@@ -1,0 +1,160 @@
+"""The console of a silo."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..commands.report import report
+from ..commands.report.page import RosterSources
+from ..files.documents import disk
+from ..security.identity import roster as rosters
+from ..security.identity.certificate import utc_now
+from ..security.identity.keys import ENTRY_FILE, load_entry
+from ..security.ledger.audit import LEDGER
+from ..security.log.lock import held
+from ..security.preflight import PreflightReport
+from ..silo import status
+from ..silo.check import check
+from ..silo.config import SiloConfig
+from ..silo.job_folder import JobFolder
+from ..silo.status import SiloJobStatus
+from . import contracts
+from . import silo_facts as facts
+from . import silo_page as page
+from .changes import SlowReading, Stamp, StampedValue, stamp_of
+from .silo_facts import SiloFacts
+from .site import FileDownload, FormAction, Parameters, ShownPage
+
+FILES_OF_A_JOB = ("job.json", "report.json", "failed", "dataset")
+
+
+class SiloSite:
+    """Pages: what left, jobs, privacy, data, models, checks, and the report to download."""
+
+    def __init__(self, path: Path, config: SiloConfig) -> None:
+        """``path`` is that of the configuration, which checks read again."""
+        self._path = path
+        self._config = config
+        self._jobs: StampedValue[tuple[SiloJobStatus, ...]] = StampedValue(
+            self._job_files, lambda: status.jobs(config)
+        )
+        self._facts: SlowReading[SiloFacts] = SlowReading(self._ledger, lambda: facts.read(config))
+        self._checked: PreflightReport | None = None
+        self._checked_at = ""
+        self._differences: dict[str, list[str]] = {}  # from the jobs' contracts, by job
+        self.heading = f"{config.trust.federation}: {load_entry(config.keys / ENTRY_FILE).id}"
+        self.pages: tuple[ShownPage, ...] = (
+            ShownPage("/", "What left", "left.html", self._left),
+            ShownPage("/jobs", "Jobs", "silo_jobs.html", self._job_list),
+            ShownPage("/privacy", "Privacy", "privacy.html", self._privacy),
+            ShownPage("/data", "Data", "data.html", self._data),
+            ShownPage("/models", "Models", "models.html", self._models),
+            ShownPage("/checks", "Checks", "checks.html", self._checks),
+            ShownPage("/report", "Report", "report.html", lambda _: {}),
+        )
+        self.actions: tuple[FormAction, ...] = (
+            FormAction("/verify", self._verify),
+            FormAction("/checks", self._check, "/checks"),
+        )
+        self.downloads: tuple[FileDownload, ...] = (
+            FileDownload("/report/file", "ledger-report.html", self._report),
+        )
+
+    def refresh(self) -> None:
+        """Read the ledger again if it grew."""
+        self._facts.refresh()
+
+    def look(self) -> Stamp:
+        """What differs where a page would."""
+        return (*self._job_files(), self._runs(), self._facts.count, self._checked_at, self._day())
+
+    def summary(self) -> str:
+        """One sentence."""
+        return page.summary(self._runs(), self._jobs.get(), self._facts.found)
+
+    def _day(self) -> str:
+        return utc_now().strftime("%Y-%m-%d")
+
+    def _runs(self) -> bool:
+        folder = self._config.directory
+        return folder.is_dir() and held(folder)
+
+    def _job_files(self) -> Stamp:
+        folders = sorted((self._config.directory / "jobs").glob("*"))
+        return stamp_of(
+            path
+            for folder in folders
+            for path in (folder, *(folder / name for name in FILES_OF_A_JOB))
+        )
+
+    def _ledger(self) -> Stamp:
+        folder = self._config.directory / LEDGER
+        return stamp_of([*sorted(folder.glob("seg-*.jsonl")), folder / "checkpoint"])
+
+    def _verdict(self) -> dict[str, Any]:
+        found = self._facts.found
+        return {
+            "facts": found,
+            "verdict": page.verdict(found),
+            "verifying": self._facts.is_running,
+        }
+
+    def _left(self, _: Parameters) -> Mapping[str, Any]:
+        found, folder = self._facts.found, self._config.directory
+        lines = page.left_lines(found, self._day()) if found else []
+        return {
+            **self._verdict(),
+            "lines": lines,
+            "day": self._day(),
+            "today": page.total([line.today for line in lines]),
+            "ever": page.total([line.ever for line in lines]),
+            "running": self._runs(),
+            "directory": folder,
+            "disk": disk(folder) if folder.is_dir() else None,
+        }
+
+    def _job_list(self, _: Parameters) -> Mapping[str, Any]:
+        return {"jobs": page.job_lines(self._jobs.get(), self._facts.found), **self._verdict()}
+
+    def _privacy(self, _: Parameters) -> Mapping[str, Any]:
+        found = self._facts.found
+        return {"gauges": page.gauges(found.budgets if found else ()), **self._verdict()}
+
+    def _data(self, _: Parameters) -> Mapping[str, Any]:
+        jobs: dict[str, list[str]] = {}
+        for job in self._jobs.get():
+            name = JobFolder(self._config.directory / "jobs" / job.job).dataset
+            jobs.setdefault(name or self._config.dataset, []).append(job.job)
+        lines = contracts.contract_lines(self._config, self._jobs.get(), self._differences)
+        return {"sets": list(page.data_lines(self._config, jobs)), "contracts": list(lines)}
+
+    def _models(self, _: Parameters) -> Mapping[str, Any]:
+        return {"models": list(page.model_lines(self._config, self._jobs.get()))}
+
+    def _checks(self, _: Parameters) -> Mapping[str, Any]:
+        return self._found()
+
+    def _found(self) -> dict[str, Any]:
+        findings = self._checked.findings if self._checked else []
+        return {"findings": findings, "checked_at": self._checked_at}
+
+    def _check(self, _: Parameters) -> str:
+        """What ``staddle silo check`` does; it reads the records and calls the coordinator."""
+        self._checked = check(self._path)
+        lines = contracts.contract_lines(self._config, self._jobs.get(), {})
+        compared = {line.job: contracts.differences(self._config, line) for line in lines}
+        self._differences = {job: found for job, found in compared.items() if found is not None}
+        self._checked_at = utc_now().strftime("%Y-%m-%d %H:%M:%S UTC")
+        failed = sum(not finding.ok for finding in self._checked.findings)
+        return f"{failed} checks failed." if failed else "All is well."
+
+    def _verify(self, _: Parameters) -> str:
+        self._facts.forget()
+        return "The ledger is verified again."
+
+    def _report(self) -> bytes:
+        roster = rosters.load(self._config.roster)
+        rosters.verify(roster, self._config.trust)
+        sources = RosterSources((roster,), tuple(self._config.trust.founders))
+        made = utc_now().strftime("%Y-%m-%d %H:%M UTC")
+        return report.html(report.read(self._config.directory / LEDGER, made, sources))
