@@ -138,7 +138,7 @@ class Application:
             "form_token": self._sessions.form_token(session),
             "notice": self._sessions.notices.get(session, ""),
         }
-        # Shown once on a page that a person opened; what refreshes a page leaves it there.
+        # Shown once, on a page that a person opened; a refresh fetches what it will not show.
         if "hx-request" not in request.headers:
             self._sessions.notices.pop(session, None)
         return HTMLResponse(self._environment.get_template(template).render(shown), status)
