@@ -61,4 +61,6 @@ def _shown(feature: Feature) -> str:
     """Name, bounds and unit, as the job declares them."""
     if feature.categories is not None:
         return f"{feature.name} (one of {len(feature.categories)})"
+    if feature.least is None and feature.most is None:
+        return f"{feature.name} (any number)"
     return f"{feature.name} ({feature.low:g} to {feature.high:g} {feature.unit}".rstrip() + ")"
