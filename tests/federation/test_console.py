@@ -124,7 +124,7 @@ def test_pages_have_no_fault_that_axe_finds_and_fit_a_narrow_screen(world, name)
     page = world[1][name]
     for path in PAGES[name]:
         visit(page, path)
-        page.wait_for_function("!document.body.innerText.includes('Being verified')")
+        page.wait_for_function("() => !document.body.innerText.includes('Being verified')")
         for width, scheme in ((1200, "light"), (400, "light"), (400, "dark")):
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)
