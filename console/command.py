@@ -50,7 +50,7 @@ def console(
     try:
         from .server import serve  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if str(error.name).partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise LocalError(INSTALL) from error
     loaded: CoordinatorConfig | SiloConfig = (

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from ..coordinator.config import CoordinatorConfig
-from ..errors import LocalError
+from ..errors import StaddleError
 from ..security.identity.certificate import utc_now
 from ..security.ledger import messages
 from ..security.ledger.audit import LEDGER, AuditResult, verify
@@ -60,7 +60,7 @@ def read(config: CoordinatorConfig) -> CoordinatorFacts:
         facts = replace(facts, verified=verified)
         if verified.ok:
             facts = gathered(facts, messages.records(folder))
-    except LocalError as error:
+    except StaddleError as error:
         facts = replace(facts, problem=str(error))
     return replace(facts, seconds=time.monotonic() - began)
 

@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from ..coordinator.config import CoordinatorConfig
 from ..errors import LocalError
+from ..files.documents import read_bytes
 from ..security.identity import roster as rosters
 from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, load_entry
 from ..security.identity.roster import Roster
 from ..silo.config import SiloConfig
 from .access import Sessions
-from .changes import SECONDS, stamp_of
+from .changes import SECONDS
 from .coordinator_site import CoordinatorSite
 from .listener import Address, bound, loopback, mutual_tls
 from .silo_site import SiloSite
@@ -41,8 +42,15 @@ async def serve(
             await served.server.serve([listening])
             return
         # The readers are those of the roster: a new one is taken up by a new listener.
-        while await _serve_tls(site, config, address, listening, show):
+        content = read_bytes(config.roster)
+        roster = rosters.parse(content, str(config.roster))
+        rosters.verify(roster, config.trust)
+        while await _serve_tls(site, config, content, roster, address, listening, show):
             show("the roster changed, and with it who may see the page")
+            content, before = read_bytes(config.roster), roster
+            roster = rosters.parse(content, str(config.roster))
+            # An older one would let in again whoever left since.
+            rosters.check_next(roster, before, config.trust, _own(config))
 
 
 def site_of(path: Path, config: Config, operator: Path | None, address: Address) -> Site:
@@ -67,21 +75,27 @@ def readers(config: Config, roster: Roster) -> tuple[RosterEntry, ...]:
     operators = roster.having(Role.OPERATOR)
     if isinstance(config, CoordinatorConfig):
         return operators
-    own = load_entry(config.keys / ENTRY_FILE).organisation
+    own = _own(config).organisation
     return tuple(entry for entry in operators if entry.organisation == own)
+
+
+def _own(config: Config) -> RosterEntry:
+    return load_entry(config.keys / ENTRY_FILE)
 
 
 async def _serve_tls(
     site: Site,
     config: Config,
+    content: bytes,
+    roster: Roster,
     address: Address,
     listening: socket.socket,
     show: Callable[[str], None],
 ) -> bool:
-    """Serve until the end; True where it ended since the roster's file changed."""
-    before = stamp_of([config.roster])
-    roster = rosters.load(config.roster)
-    rosters.verify(roster, config.trust)
+    """Serve until the end; True where it ended since the roster's file is no longer ``content``.
+
+    Whatever keeps the file from being read ends it too: nobody is let in by a roster of before.
+    """
     allowed = readers(config, roster)
     if not allowed:
         raise LocalError(
@@ -94,10 +108,12 @@ async def _serve_tls(
     show(f"open {served.url} with the certificate of {names}")
 
     async def watch() -> bool:
-        # Files tell nobody that they changed.
-        while stamp_of([config.roster]) == before:  # noqa: ASYNC110
-            await asyncio.sleep(SECONDS)
-        served.server.should_exit = True
+        try:
+            # Files tell nobody that they changed.
+            while read_bytes(config.roster) == content:  # noqa: ASYNC110
+                await asyncio.sleep(SECONDS)
+        finally:
+            served.server.should_exit = True
         return True
 
     watching = asyncio.create_task(watch())

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ..errors import LocalError
+from ..errors import LocalError, StaddleError
 from ..security.identity.certificate import utc_now
 from ..security.ledger import messages, overview
 from ..security.ledger.audit import LEDGER, AuditResult, verify
@@ -47,12 +47,12 @@ def read(config: SiloConfig) -> SiloFacts:
     facts = SiloFacts(utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"), 0.0)
     try:
         facts = _of_ledger(config, facts)
-    except LocalError as error:
+    except StaddleError as error:
         facts = replace(facts, problem=str(error))
     # A broken budget must not hide what left.
     try:
         facts = replace(facts, budgets=budgets.read(config))
-    except LocalError as error:
+    except StaddleError as error:
         facts = replace(facts, budget_problem=str(error))
     return replace(facts, seconds=time.monotonic() - began)
 

@@ -87,6 +87,15 @@ def test_the_demo_names_it_before_it_makes_a_folder(lacking, tmp_path):
     assert not folder.exists()
 
 
+def test_the_console_names_it(lacking, monkeypatch, tmp_path):
+    lacking("starlette", "uvicorn")
+    for name in [name for name in sys.modules if name.startswith("staddle.console.")]:
+        monkeypatch.delitem(sys.modules, name)
+    ended = CliRunner().invoke(app, ["console", "--config", str(tmp_path / "x")]).exception
+    assert isinstance(ended, LocalError)
+    assert "'staddle[console]'" in str(ended)
+
+
 def test_without_matplotlib_a_report_has_what_pillow_draws(lacking, tmp_path):
     population = make_population()
     conduct(tmp_path, make_run("ppfl", 1, rounds=1), population, None)

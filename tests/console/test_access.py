@@ -149,7 +149,7 @@ def test_a_token_is_good_once_and_a_wrong_one_does_not_use_it_up(world):
     assert world.client.get(f"{BASE}/").status_code == 200  # the session holds
 
 
-def test_tokens_and_sessions_end(monkeypatch):
+def test_tokens_and_sessions_end():
     now = [0.0]
     world = served(clock=lambda: now[0])
     token = world.sessions.token

@@ -155,6 +155,30 @@ def test_a_new_roster_says_who_is_let_in_from_then_on(made):
     asyncio.run(run())
 
 
+def test_an_older_roster_or_none_ends_it(made):
+    config = configs.load(made.coordinator_config)
+    newest = rosters.load(config.roster)
+    entry = create_keys(made.folder / "second", "second", Role.OPERATOR, "somebody's")
+    older = rosters.sign(newest, load_keys(made.folder / "founder"))
+    newer = rosters.sign(rosters.add(newest, entry), load_keys(made.folder / "founder"))
+    for change, why in (
+        (lambda: rosters.save(older, config.roster), "is not newer than"),
+        (config.roster.unlink, "cannot read it"),
+    ):
+        rosters.save(newer, config.roster)
+
+        async def run(change=change):
+            said = asyncio.Queue()
+            path = made.coordinator_config
+            task = asyncio.create_task(serve(path, config, "0.0.0.0:0", None, said.put_nowait))
+            await port_of(said)
+            change()
+            await asyncio.wait_for(task, 60)
+
+        with pytest.raises(LocalError, match=why):
+            asyncio.run(run())
+
+
 def test_a_roster_without_readers_is_an_error(made):
     config = configs.load(made.coordinator_config)
     roster = rosters.remove(rosters.load(config.roster), "operator")
