@@ -96,16 +96,16 @@ class ModelLine:
 
 
 def left_lines(facts: SiloFacts, today: str) -> list[LeftLine]:
-    """By job, part and readers; ``today`` is the day, in UTC."""
+    """By job, the newest first, part and readers; ``today`` is the day, in UTC."""
     nothing, lines = Totals(), []
     # The ledger's last day may be another than today: then nothing left today.
     own: Mapping[LeftKey, Totals] = facts.today if facts.day == today else {}
-    for key, ever in sorted(facts.ever.items()):
+    order = {job: place for place, (job, _, _) in enumerate(facts.ever)}
+    for key in sorted(facts.ever, key=lambda key: (key[0] == CONTROL, -order[key[0]], key[1:])):
         job, part, readers = key
-        readers_text = ", ".join(READERS.get(reader, reader) for reader in readers)
-        lines.append(
-            LeftLine(job, SMALL.get(part, part), readers_text, own.get(key, nothing), ever)
-        )
+        read_by = ", ".join(READERS.get(reader, reader) for reader in readers)
+        ever = facts.ever[key]
+        lines.append(LeftLine(job, SMALL.get(part, part), read_by, own.get(key, nothing), ever))
     return lines
 
 
