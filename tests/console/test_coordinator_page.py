@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.signed_federation import job_document
@@ -14,7 +15,7 @@ from staddle.coordinator import status
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.files.documents import canonical_json
-from staddle.metrics.exporter import Gauge, MetricsConfig, served
+from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, served
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.records import DeliveredRecord, MessageDigest, Received, Serving
 
@@ -166,6 +167,8 @@ def test_the_daemon_tells_who_is_connected():
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("staddle.log.event", lambda _, **fields: said.append(fields["address"]))
-        with served(MetricsConfig(listen="127.0.0.1:0"), "coordinator", (), lambda: [gauge]):
+        here = MetricsConfig(listen="127.0.0.1:0")
+        files = TlsFiles(Path("none"), Path("none"))
+        with served(here, "coordinator", (), lambda: [gauge], files):
             found = daemon_metrics.connected(MetricsConfig(listen=said[0]))
     assert found == {"a": True, "b": False}
