@@ -790,10 +790,11 @@ class RecordChain:
 
 @dataclass
 class Numbers:
-    """The amounts that left, or count as left.
+    """The amounts that left.
 
-    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses; ``assumed`` of the bytes
-    belong to messages without digest. Several tensors of a part count as one message.
+    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses. ``assumed`` bytes are
+    not among these: so many more may have left at most, by records that do not tell. Several
+    tensors of a part count as one message.
     """
 
     messages: int = 0
@@ -852,8 +853,12 @@ class OpenMessage:
         return self.names
 
     @cached_property
-    def leaving(self) -> dict[str, Numbers]:
-        """Numbers of what leaves by it, by part: the bytes of each tensor behind the offset.
+    def declared(self) -> dict[str, Numbers]:
+        """Like ``leaving``, of all bytes that it declares."""
+        return self.leaving(self.intent["message"]["bytes"])
+
+    def leaving(self, size: int) -> dict[str, Numbers]:
+        """Numbers of what leaves with its next ``size`` bytes, by part: those behind the offset.
 
         "(message)" is of no tensor.
 
@@ -864,12 +869,12 @@ class OpenMessage:
         end = 0
         if self.masked:
             end = self.whole - size_of(tensors)
-        rest = self.intent["message"]["bytes"]
+        rest = size
         parts: dict[str, Numbers] = {}
         for tensor in tensors:
-            end += tensor["bytes"]
-            left = min(tensor["bytes"], max(0, end - offset))
-            if left or not offset:
+            start, end = end, end + tensor["bytes"]
+            left = max(0, min(end, offset + size) - max(start, offset))
+            if left or not (offset or tensor["bytes"]):
                 part = parts.setdefault(tensor["part"], Numbers(messages=1))
                 part.tensors += 1
                 part.elements += math.prod(tensor["shape"])
@@ -1170,11 +1175,10 @@ class Account:
             self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
         self.open[record["seq"]] = message
 
-        # Without a digest nobody knows how much of it left, so all its bytes count until one comes.
+        # Nobody knows how much of it left, so all its bytes are assumed until a record tells.
         self._counts["messages"] += 1
         self._counts["undigested"] += 1
-        for part, numbers in message.leaving.items():
-            self._add(record, part, numbers, numbers.bytes)
+        self._assume(message, 1)
         return ""
 
     def _version(self, record: dict[str, Any]) -> str:
@@ -1228,9 +1232,7 @@ class Account:
         if self.tree:
             message.root = self.tree.root().hex()
         self._counts["undigested"] -= 1
-        for part, numbers in message.leaving.items():
-            # With a digest its bytes are known to have left, and no longer assumed.
-            self._add(message.intent, part, Numbers(), -numbers.bytes)
+        self._measured(message, message.intent["message"]["bytes"])
         return ""
 
     def _outcome(self, record: dict[str, Any]) -> str:
@@ -1248,6 +1250,9 @@ class Account:
             digested = "digested" if message.digest else "not digested"
             return f"says {record['status']!r} with {sent} bytes of {size}, {digested}"
         del self.open[record["ref"]]
+        # An agent that started again does not know, and says "unknown" with all of it.
+        if not message.digest and (record["status"], sent) != ("unknown", size):
+            self._measured(message, sent)
         if self.settled:
             self.settled(message, record)
         return ""
@@ -1274,24 +1279,37 @@ class Account:
         return ""
 
     def _abandon(self) -> None:
-        """A control session that nobody closed counts with its caps."""
+        """The cap of a control session that nobody closed is assumed."""
         if cap := self._session:
-            most = Numbers(cap["max_messages"], bytes=cap["max_bytes"])
-            self._add({**cap, "job": "(control)"}, "(control)", most, most.bytes)
+            self._add({**cap, "job": "(control)"}, "(control)", Numbers(assumed=cap["max_bytes"]))
             self._session = None
 
-    def _add(self, record: dict[str, Any], part: str, more: Numbers, assumed: int = 0) -> None:
+    def _assume(self, message: OpenMessage, sign: int) -> None:
+        """Count all bytes of a message as assumed; with -1, take that back."""
+        for part, numbers in message.declared.items():
+            self._add(message.intent, part, Numbers(assumed=sign * numbers.bytes))
+
+    def _measured(self, message: OpenMessage, sent: int) -> None:
+        """So many bytes of a message left, and no more are assumed."""
+        self._assume(message, -1)
+        if sent or message.digest:
+            whole = sent == message.intent["message"]["bytes"]
+            left = message.declared if whole else message.leaving(sent)
+            for part, numbers in left.items():
+                self._add(message.intent, part, numbers)
+
+    def _add(self, record: dict[str, Any], part: str, more: Numbers) -> None:
         total = self.totals.setdefault((record["job"], part, record["recipient"]["id"]), Numbers())
         total.messages += more.messages
         total.tensors += more.tensors
         total.elements += more.elements
         total.bytes += more.bytes
-        total.assumed += assumed
+        total.assumed += more.assumed
 
     def close(self) -> str:
         """End of the records: a summary in words; FaultError if any rule was broken.
 
-        A session that is still open counts with its caps.
+        The cap of a session that is still open is assumed.
         """
         self._abandon()
         if more := self._counts["broken"]:
@@ -1301,8 +1319,8 @@ class Account:
             raise FaultError("; ".join(shown))
         undigested = self._counts["undigested"]
         return (
-            f"{self._counts['messages']} messages; {undigested} have no digest, and count as left"
-            " with all their bytes"
+            f"{self._counts['messages']} messages; {undigested} have no digest: bytes that no"
+            " record counts are assumed to have left"
         )
 
     def left(self) -> list[dict[str, Any]]:
@@ -1310,7 +1328,8 @@ class Account:
         found = []
         for job, part, recipient in sorted(self.totals):
             numbers = asdict(self.totals[job, part, recipient])
-            found.append({"job": job, "part": part, "recipient": recipient, **numbers})
+            if any(numbers.values()):
+                found.append({"job": job, "part": part, "recipient": recipient, **numbers})
         return found
 
     def spent(self) -> list[dict[str, Any]]:

@@ -229,16 +229,14 @@ def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:
     rows = []
     everything = assumed = 0
     for key, total in ledger.totals.items():
-        numbers = (total.messages, total.tensors, total.bytes)
+        numbers = (total.messages, total.tensors, total.bytes, total.assumed)
         rows.append((*key, *map("{:,}".format, numbers)))
         everything += total.bytes
         assumed += total.assumed
 
-    # a message without digest may not have left; it counts in full
-    left = f"{everything:,} bytes left"
-    if assumed:
-        left += f", {assumed:,} of these assumed"
-    table = _table(("job", "part", "messages", "tensors", "bytes that left"), rows, numbers=3)
+    left = f"{everything:,} bytes left{ledger_show.besides(assumed)}"
+    columns = ("job", "part", "messages", "tensors", "bytes that left", "assumed")
+    table = _table(columns, rows, numbers=4)
     spent = map(ledger_show.spent, ledger.budgets.values())
     return [f"ledger: holds, {verified.records} records, {left}", f"head {top}", *spent, table]
 

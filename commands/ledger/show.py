@@ -25,6 +25,7 @@ from ...security.ledger.records import (
 from ...security.log.chain import VerifiedLine
 from ...security.policy.release import PADDED
 from ..console import printer
+from ..console.output import number
 from . import received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 
@@ -99,18 +100,24 @@ def show(
 
 def _print(left: Sequence[LedgerMessage], others: Sequence[tuple[VerifiedLine, Other]]) -> None:
     """Print a table of messages and other records, in the order of the ledger."""
-    rows, sizes = [], []
+    rows, sizes, assumed = [], [], 0
     for message in left:
         rows.append(_row(message))
-        # As declared: a message without a digest counts in full (security rule 27).
-        sizes.append(message.intent.message.bytes)
+        sizes.append(message.measured)
+        assumed += message.assumed
     for line, record in others:
         rows.append(_row_of_other(line, record))
         # Keys, shares and notes are messages that left; the end of a sum is none.
         if isinstance(record, ProtocolMessage):
             sizes.append(record.message.bytes)
     printer.show(printer.PrintedTable(COLUMNS, sorted(rows, key=lambda row: int(row[0]))))
-    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
+    sent = number(len(sizes) - sizes.count(0), "message")
+    printer.show(f"{sent}, {sum(sizes):,} bytes{besides(assumed)}")
+
+
+def besides(assumed: int) -> str:
+    """What else may have left, behind a number of bytes that did; empty where all was measured."""
+    return f"; at most {assumed:,} bytes more, which no record counts" * bool(assumed)
 
 
 def _check_job(folder: Path, job: str) -> None:
@@ -188,9 +195,11 @@ def summary(
 
     The taint says what tensors were computed from. "exact": records, without noise. "noised":
     records, with noise that the data set's privacy budget paid for; the last lines say how much of
-    the budget is spent. "public": none of this silo's records. A message without a digest counts
-    with all the bytes that it declared. Exit code 1 if a receipt is not what the coordinator
-    signed.
+    the budget is spent. "public": none of this silo's records.
+
+    Bytes are those that left. "assumed" bytes may have left besides, at most: those that a message
+    declared whose end nobody saw, and the cap of a control session that is open or was killed.
+    Exit code 1 if a receipt is not what the coordinator signed.
     """
     folder = ledger_folder(path)
     received.check_silos(folder)
@@ -231,15 +240,16 @@ def _totals_document(
 
 
 def _print_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
-    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
+    columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "assumed")
     cells = []
-    everything = 0
+    everything = assumed = 0
     for key, t in totals.items():
         numbers = (t.messages, t.tensors, t.elements, t.bytes, t.assumed)
         cells.append([*key, *map("{:,}".format, numbers)])
         everything += t.bytes
+        assumed += t.assumed
     printer.show(printer.PrintedTable(columns, cells))
-    printer.show(f"{everything:,} bytes in all")
+    printer.show(f"{everything:,} bytes in all{besides(assumed)}")
     for line, head in _last_budgets(folder):
         printer.show(f"{spent(head)}, as of record {line.seq}")
     _print_policies(folder)
@@ -278,6 +288,7 @@ def _document(message: LedgerMessage) -> dict[str, Any]:
         "time": message.time,
         **message.intent.model_dump(mode="json"),
         "digested": message.digested,
+        "handed": message.handed,
         "outcome": message.status,
         "receipt": message.receipt,
     }
@@ -292,7 +303,7 @@ def _row(message: LedgerMessage) -> list[str]:
         str(intent.round),
         ", ".join(_parts(message)),
         str(len(intent.tensors)),
-        f"{intent.message.bytes:,}",
+        f"{message.most:,}",
         intent.recipient.id,
         intent.policy.rule,
         "; ".join(_outcome(message)),
@@ -303,8 +314,9 @@ def _outcome(message: LedgerMessage) -> Iterator[str]:
     """How a message ended, and what hides or pays for it."""
     intent = message.intent
 
-    # without a digest the ledger cannot say what left, only how much at most
-    yield message.status if message.digested else f"{message.status}, no digest"
+    # where nobody saw its end, the ledger says only how much left at most
+    digest = ", no digest" * (not message.digested)
+    yield f"{message.status}{digest}{', assumed' * bool(message.assumed)}"
     masked = intent.secagg
     if masked:
         yield f"masked among {', '.join(masked.members)}, threshold {masked.threshold}"

@@ -105,7 +105,8 @@ class Body:
     witnesses: tuple[At[WitnessRecord], ...]  # by member: the last head that it said to hold
     grouped: bool
     messages: Listed[MessageRow]
-    message_count: int
+    message_count: int  # listed, those of which nothing left among them
+    sent_count: int
     elsewhere: tuple[int, int]  # messages and their bytes of jobs that are not on this page
 
 
@@ -225,6 +226,7 @@ def _body(
         grouped=grouped,
         messages=rows,
         message_count=len(view.messages),
+        sent_count=len(list(filter(tables.MEASURED, view.messages))),
         elsewhere=_elsewhere(whole, view),
     )
 
@@ -241,8 +243,9 @@ def _elsewhere(whole: LedgerOverview, view: LedgerOverview) -> tuple[int, int]:
 
 
 def _sizes(view: LedgerOverview) -> dict[int, int]:
-    """Bytes of each message, those of protocols included, by seq."""
-    sizes = {message.seq: message.intent.message.bytes for message in view.messages}
+    """Bytes of each message that left, those of protocols included, by seq."""
+    left = filter(tables.MEASURED, view.messages)
+    sizes = {message.seq: message.measured for message in left}
     return sizes | {at.seq: at.record.message.bytes for at in view.protocol}
 
 
@@ -252,16 +255,18 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     rounds: dict[str, dict[int, Counter[str]]] = {}
     totals: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
-    for message in view.messages:
-        intent, pieces = message.intent, parts(message)
+    # A message that may not have left has no bar.
+    for message in filter(tables.MEASURED, view.messages):
+        intent = message.intent
+        pieces = {part: piece.bytes for part, piece in parts(message).items()}
         # Time stamps are in UTC and begin with the date.
         day = days.setdefault(message.time[:10], Counter())
-        day[intent.job] += intent.message.bytes
+        day[intent.job] += message.measured
         of_job = rounds.setdefault(intent.job, {})
         of_job.setdefault(intent.round, Counter()).update(pieces)
         totals.update(pieces)
         # Decides which jobs get a picture of their own.
-        jobs[intent.job] += intent.message.bytes
+        jobs[intent.job] += message.measured
 
     # one bar says nothing that the total does not say
     by_day = None

@@ -83,7 +83,7 @@ def report(
     if page.body is None:
         printer.show(f"{out}: the ledger does NOT hold, and the page says why")
         raise typer.Exit(1)
-    left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
+    left = f"{page.body.sent_count:,} messages, {page.body.total.bytes:,} bytes"
     printer.show(f"{out}: verified, {left}, head {page.head or 'none'}")
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from ...security.identity.roster import Roster
 from ...security.ledger.messages import LedgerMessage
@@ -10,6 +11,7 @@ from ...security.ledger.records import JobAccept
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
 from ..console.output import number, size
 from .policies import rules_of
+from .tables import MEASURED
 
 HOW = {  # by form
     MASKED: "and can be read only in a sum",
@@ -42,7 +44,9 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     """
     messages = view.messages
     # There may be protocol messages and denials although no tensor left.
-    besides = _protocol(view) + _held_back(view)
+    besides = _assumed(messages) + _protocol(view) + _held_back(view)
+    # Of a message that was cut short at its first byte nothing left.
+    messages = list(filter(attrgetter("most"), messages))
     if not messages:
         return _nothing_left(view) + besides
 
@@ -51,11 +55,12 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     readers: list[str] = []
     for message in messages:
         # By part; bytes that belong to no tensor count as a part of their own.
-        sizes.update(parts(message))
+        sizes.update({part: piece.bytes for part, piece in parts(message).items()})
         recipients.append(message.intent.recipient.id)
         # Readers may differ from the recipient: of a masked message they can read the sum.
         readers += message.intent.readers
-    by_part = ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
+    by_part = ", ".join(f"{part} {count:,} bytes" for part, count in (+sizes).items()) or "none"
+    measured = len(list(filter(MEASURED, messages)))
     rules = dict.fromkeys(rules_of(messages))
     rule = "rules"
     if len(rules) == 1:
@@ -64,12 +69,11 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     # The sentences that say who can read it stand before the rule that let it pass, since the
     # policy decides on readers.
     return (
-        f"{_bytes(sizes.total())} left in {number(len(messages), 'message')}, {_rounds(messages)}, "
+        f"{_bytes(sizes.total())} left in {number(measured, 'message')}, {_rounds(messages)}, "
         f"for {_names(recipients, members)}: {by_part}. Who can read it: {_names(readers)}. "
         + _hidden(view)
         + _protected(view)
         + f"The policy's {rule} {', '.join(rules)} let it pass."
-        + _cut_short(messages)
         + besides
     )
 
@@ -102,15 +106,14 @@ def _rounds(messages: Iterable[LedgerMessage]) -> str:
     return f"rounds {first} to {last}"
 
 
-def _cut_short(messages: Iterable[LedgerMessage]) -> str:
-    assumed = 0
-    for message in messages:
-        if not message.digested:
-            # A message that was cut short counts in full (security rule 27).
-            assumed += message.intent.message.bytes
-    if not assumed:
+def _assumed(messages: Iterable[LedgerMessage]) -> str:
+    open_ended = list(filter(None, map(attrgetter("assumed"), messages)))
+    if not open_ended:
         return ""
-    return f" {assumed:,} of these bytes belong to interrupted messages and are counted in full."
+    return (
+        f" At most {_bytes(sum(open_ended))} more may have left, of"
+        f" {number(len(open_ended), 'message')} whose end no record tells."
+    )
 
 
 def _hidden(view: LedgerOverview) -> str:
@@ -140,7 +143,7 @@ def _protected(view: LedgerOverview) -> str:
     """How much of it is differentially private, or that nothing is."""
     taints: Counter[str] = Counter()
     for message in view.messages:
-        taints.update(tensor.taint for tensor, _ in message.intent.leaving)
+        taints.update(tensor.taint for tensor, _ in message.leaving)
     # Leaving noise out is somebody's choice, and is said like the rest.
     if not taints["noised"]:
         if not taints["exact"]:

@@ -5,12 +5,13 @@ It names the rounds, who reads each part, and how secure sums ended.
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ...security.ledger.messages import At, LedgerMessage, Totals
 from ...security.ledger.overview import LedgerOverview
-from ...security.ledger.records import Intent, SumEnd, SumOpened
+from ...security.ledger.records import SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
-from .tables import Listed, newest, spans
+from .tables import MEASURED, Listed, newest, spans
 
 # who reads a sum → what a page calls it
 SUM_FORMS = {SUM_READER: MASKED, SILOS_READER: SILOS_READER}
@@ -47,6 +48,7 @@ class PartRow:
     readers: tuple[str, ...]
     rounds: str
     messages: int
+    assumed: int  # bytes that may have left besides
     versions: int  # that differ in their pad or rotation
     bytes: int
 
@@ -100,26 +102,27 @@ def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
 
 def _parts(messages: Iterable[LedgerMessage]) -> Iterator[PartRow]:
     """Rows of the messages of one job."""
-    found: dict[tuple[str, str, str, tuple[str, ...]], list[Intent]] = {}
+    found: dict[tuple[str, str, str, tuple[str, ...]], list[LedgerMessage]] = {}
     contexts: dict[tuple[str, str, str, tuple[str, ...]], set[str]] = {}
     for message in messages:
         intent = message.intent
         if intent.hidden:
             kind = (intent.job, intent.part, intent.form, intent.readers)
-            found.setdefault(kind, []).append(intent)
+            found.setdefault(kind, []).append(message)
             contexts.setdefault(kind, set()).add(intent.hidden.ctx)
 
-    for kind, intents in found.items():
+    for kind, uploads in found.items():
         job, part, form, readers = kind
         yield PartRow(
             job=job,
             part=part,
             form=form,
             readers=readers,
-            rounds=spans(intent.round for intent in intents),
-            messages=len(intents),
+            rounds=spans(upload.intent.round for upload in uploads),
+            messages=len(list(filter(MEASURED, uploads))),
             versions=len(contexts[kind]),
-            bytes=sum(intent.message.bytes for intent in intents),
+            assumed=sum(map(attrgetter("assumed"), uploads)),
+            bytes=sum(map(MEASURED, uploads)),
         )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from ...security.ledger.messages import At, LedgerMessage, Session, Totals
@@ -28,6 +29,7 @@ MAX_SPANS = 40  # of rounds in one cell
 MAX_COHORTS = 12  # of a job, one by one
 
 RowT = TypeVar("RowT")
+MEASURED = attrgetter("measured")  # of a message: bytes that left
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
         group.total.add(totals)
 
     # a message of two parts stands in two rows, and counts once in their sum
-    counted = Counter(message.intent.job for message in view.messages)
+    counted = Counter(message.intent.job for message in filter(MEASURED, view.messages))
     counted.update(sent.record.job for sent in view.protocol)
     for job in counted.keys() & groups.keys():
         groups[job].total.messages = counted[job]
@@ -125,10 +127,11 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
     paid: dict[str, dict[str, set[int]]] = {}  # job → data set → reservations
     for message in messages:
         intent = message.intent
-        for tensor, count in intent.leaving:
-            row = found.setdefault((intent.job, tensor.taint), Totals())
-            # 0 messages: one may have tensors of several taints, and would count twice.
-            row.add(Totals(0, 1, tensor.elements, count))
+        pieces = message.pieces(lambda tensor: tensor.taint, "")
+        # What is of no tensor has no taint.
+        pieces.pop("", None)
+        for taint, totals in pieces.items():
+            found.setdefault((intent.job, taint), Totals()).add(totals)
         if intent.dp:
             of_job = paid.setdefault(intent.job, {})
             of_job.setdefault(intent.dp.dataset, set()).update(intent.dp.ids)
@@ -348,16 +351,20 @@ def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | Non
     first = group[0]
     seqs, size = [], 0
     sizes: Counter[str] = Counter()
+    open_ended: Counter[str] = Counter()  # bytes that may have left besides
     outcomes: Counter[str] = Counter()
     recipients: dict[str, None] = {}
     for message in group:
         seqs.append(message.seq)
-        sizes.update(parts(message))
-        size += message.intent.message.bytes
+        for part, piece in parts(message).items():
+            sizes[part] += piece.bytes
+            open_ended[part] += piece.assumed
+        size += message.measured
         recipients[message.intent.recipient.id] = None
         outcome = message.status
         if not message.digested:
             outcome += ", no digest"
+        outcome += ", assumed" * bool(message.assumed)
         outcomes[outcome] += 1
 
     # one message has one outcome, which needs no count
@@ -369,13 +376,18 @@ def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | Non
         time=first.time,
         job=first.intent.job,
         round=first.intent.round,
-        parts=", ".join(f"{part}\u00a0{count:,}" for part, count in sizes.items()),
+        parts=", ".join(_bounded(part, sizes[part], open_ended[part]) for part in sizes),
         bytes=size,
         recipient=", ".join(recipients),
         rules=tuple(dict.fromkeys(rules_of(group))),
         outcome=outcome,
         receipt=_receipts(group, receipts),
     )
+
+
+def _bounded(part: str, measured: int, assumed: int) -> str:
+    """``model 176``, or ``model 176 to 352`` where more may have left."""
+    return f"{part}\u00a0{measured:,}" + f" to {measured + assumed:,}" * bool(assumed)
 
 
 def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> str:

@@ -2,12 +2,15 @@
 
 Needs no lock, no key and no network.
 
-``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a
-message that continues at an offset only the bytes behind it count again, with all elements of the
-tensors that they are of. Masked and padded tensors count as any, by their words on the wire.
+What was measured stands apart from what is assumed. A message with a digest left in full, and one
+that was cut short with the bytes that its outcome counted. Where neither is there, nobody knows how
+far it came: all bytes that it declared are assumed (rule 27), as is the cap of a control session
+that was not closed. Of a message that continues at an offset only the bytes behind it count again,
+with all elements of the tensors that they are of. Masked and padded tensors count as any, by their
+words on the wire.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -25,6 +28,7 @@ from .records import (
     OutcomeRecord,
     ProtocolMessage,
     Start,
+    Tensor,
 )
 from .rules import Rules
 
@@ -35,6 +39,7 @@ PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
 Group = Literal["job", "dataset", "method", "part", "taint", "recipient"]
 RecordT = TypeVar("RecordT", bound=Record)
+KeyT = TypeVar("KeyT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,56 @@ class LedgerMessage:
         return self.digest is not None
 
     @property
+    def handed(self) -> int | None:
+        """Bytes that were handed to the transport; None where nobody knows how many."""
+        declared = self.intent.message.bytes
+        if self.digest is not None:
+            return declared
+        # An agent that started again does not know how far a message came, and its outcome repeats
+        # what the intent declared (silo/egress/outcomes.py).
+        done = self.outcome
+        if done is None or (done.status, done.bytes_sent) == ("unknown", declared):
+            return None
+        return done.bytes_sent
+
+    @property
+    def most(self) -> int:
+        """Bytes that left, or that may have left at most where nobody knows how many did."""
+        return self.intent.message.bytes if self.handed is None else self.handed
+
+    @property
+    def measured(self) -> int:
+        """Bytes that are known to have left."""
+        return self.handed or 0
+
+    @property
+    def assumed(self) -> int:
+        """Bytes that may have left besides, at most."""
+        return self.most - self.measured
+
+    @property
+    def leaving(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors of which something left, or may have, and at most how many bytes of each."""
+        return self.intent.leaving(self.most) if self.most or self.digested else ()
+
+    def pieces(self, key: Callable[[Tensor], KeyT], rest: KeyT) -> "dict[KeyT, Totals]":
+        """Totals by a key of its tensors; bytes that are of none stand under ``rest``.
+
+        Several tensors of a key count as one message. Nothing where nothing left.
+        """
+        found: dict[KeyT, Totals] = {}
+        beyond = self.most
+        for tensor, size in self.leaving:
+            found.setdefault(key(tensor), Totals()).add(Totals(0, 1, tensor.elements, size))
+            # What no tensor has, such as the canaries of a masked message.
+            beyond -= size
+        if beyond or (self.digested and not self.intent.tensors):
+            found.setdefault(rest, Totals()).add(Totals(bytes=beyond))
+        if self.handed is None:
+            return {name: Totals(assumed=totals.bytes) for name, totals in found.items()}
+        return {name: replace(totals, messages=1) for name, totals in found.items()}
+
+    @property
     def status(self) -> str:
         """One of "sent", "failed" or "unknown"; "no outcome" where the ledger has none."""
         return self.outcome.status if self.outcome else "no outcome"
@@ -84,7 +139,7 @@ class LedgerMessage:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Control messages of one session; not closed, it counts with its caps."""
+    """Control messages of one session; not closed, its cap is assumed."""
 
     seq: int
     time: str
@@ -93,11 +148,10 @@ class Session:
 
     @property
     def totals(self) -> "Totals":
-        """Messages and bytes that left, or may have."""
+        """Messages and bytes that left; bytes that may have left where nobody counted them."""
         if self.closed is None:
-            # It still runs or a crash ended it, so all of its cap counts (rule 32).
-            most = self.opened.max_bytes
-            return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
+            # It still runs or a crash ended it, so it may have sent all that it may (rule 32).
+            return Totals(assumed=self.opened.max_bytes)
         return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
 
 
@@ -172,8 +226,8 @@ def jobs(folder: Path) -> tuple[str, ...]:
 class Totals:
     """The amounts that left under one key of a summary.
 
-    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses. ``assumed`` of the bytes
-    belong to intents without digest.
+    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses. ``assumed`` bytes are
+    not among these: so many more may have left at most, by records that do not tell.
     """
 
     messages: int = 0
@@ -196,13 +250,17 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
 
     Bytes of a message beyond its tensors stand under the part ``(message)``, messages of the
     protocol of a sum or mix under ``(protocol)`` as method and part, polls under ``(control)`` as
-    job, method and part: an unclosed control session counts with its cap. What is of no tensor has
-    no taint.
+    job, method and part: the cap of a session that was not closed is assumed. What is of no tensor
+    has no taint. What did not leave has no row.
     """
     totals: dict[tuple[str, ...], Totals] = {}
 
     def add(group: Mapping[Group, str], more: Totals) -> None:
         totals.setdefault(tuple(group.get(name, "") for name in by), Totals()).add(more)
+
+    def key(tensor: Tensor) -> tuple[str, str]:
+        # Tensors of two taints are one message of their part where taints are not told apart.
+        return tensor.part, tensor.taint if "taint" in by else ""
 
     found = fold(folder)
     for message in found.messages.values():
@@ -213,36 +271,14 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
             "method": intent.method,
             "recipient": intent.recipient.id,
         }
-        for part, taint, piece in _pieces(message, by_taint="taint" in by):
+        for (part, taint), piece in message.pieces(key, (MESSAGE, "")).items():
             add({**group, "part": part, "taint": taint}, piece)
 
-    # A session that a crash left open counts with its caps, behind all that ended.
+    # A session that a crash left open stands behind all that ended.
     running = [session for session in found.sessions.values() if session.closed is None]
     for small in (*found.ended, *running):
         add(*_small(small))
-    return totals
-
-
-def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, Totals]]:
-    """Part, taint and totals of the pieces of a message; one per part unless ``by_taint``."""
-    # Bytes beyond the tensors are counted too, so that the totals are all that left.
-    found: dict[tuple[str, str], Totals] = {}
-    rest = message.intent.message.bytes
-    for tensor, size in message.intent.leaving:
-        key = (tensor.part, tensor.taint if by_taint else "")
-        # Adds 0 messages: a part counts as one message, however many tensors it has.
-        found.setdefault(key, Totals(messages=1)).add(Totals(0, 1, tensor.elements, size))
-        # The rest belongs to no tensor, such as the canaries of a masked message.
-        rest -= size
-    pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
-    if rest or not message.intent.tensors:
-        pieces.append((MESSAGE, "", Totals(messages=1, bytes=rest)))
-
-    # Nothing proves how far a message without digest came: it counts as left (rule 27).
-    if message.digest is None:
-        for *_, totals in pieces:
-            totals.assumed = totals.bytes
-    return pieces
+    return {group: total for group, total in totals.items() if total != Totals()}
 
 
 def _small(found: Session | At[ProtocolMessage]) -> tuple[dict[Group, str], Totals]:

@@ -201,7 +201,12 @@ def flows(view: LedgerOverview) -> dict[Flow, Totals]:
 
 def _of_message(message: LedgerMessage) -> Iterator[tuple[Flow, Totals]]:
     intent = message.intent
-    for (part, kind, readers), totals in _pieces(message):
+    # A tensor names readers only if they differ from those of its message.
+    pieces = message.pieces(
+        lambda tensor: (tensor.part, tensor.kind, tensor.readers or intent.readers),
+        (MESSAGE, "", intent.readers),
+    )
+    for (part, kind, readers), totals in pieces.items():
         peer, status = intent.recipient.id, message.status
         yield Flow(intent.job, part, kind, peer, readers, intent.form, status), totals
 
@@ -216,37 +221,11 @@ def _of_protocol(sent: At[ProtocolMessage]) -> tuple[Flow, Totals]:
 
 def _of_session(session: Session) -> tuple[Flow, Totals]:
     peer = session.opened.recipient.id
-    # An open session has no totals yet, and counts with its caps.
+    # An open session has no totals yet, and its cap is assumed.
     status = "sent" if session.closed else "no outcome"
     return Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", status), session.totals
 
 
-def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
-    """A message by part, kind and readers; what is of no tensor under ``(message)``."""
-    intent = message.intent
-    pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
-    for tensor, size in intent.leaving:
-        # A tensor names readers only if they differ from those of its message.
-        key = (tensor.part, tensor.kind, tensor.readers or intent.readers)
-        piece = pieces.setdefault(key, Totals(messages=1))
-        piece.add(Totals(0, 1, tensor.elements, size))
-
-    # Bytes of a masked message that are of no tensor are canaries.
-    rest = intent.message.bytes - sum(piece.bytes for piece in pieces.values())
-    if rest or not intent.tensors:
-        key = (MESSAGE, "", intent.readers)
-        pieces.setdefault(key, Totals(messages=1)).add(Totals(bytes=rest))
-
-    # Nothing proves how far a message without digest came: it counts as left (rule 27).
-    if not message.digested:
-        for piece in pieces.values():
-            piece.assumed = piece.bytes
-    yield from pieces.items()
-
-
-def parts(message: LedgerMessage) -> Counter[str]:
-    """Bytes of a message by part."""
-    found: Counter[str] = Counter()
-    for (part, *_), totals in _pieces(message):
-        found[part] += totals.bytes
-    return found
+def parts(message: LedgerMessage) -> dict[str, Totals]:
+    """Totals of a message by part."""
+    return message.pieces(lambda tensor: tensor.part, MESSAGE)

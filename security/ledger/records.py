@@ -357,20 +357,20 @@ class Intent(Strict):
         """Whose upload of its own a padded or rotated message is; empty for any other."""
         return self.tensors[0].part if self.hidden else ""
 
-    @property
-    def leaving(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors of which something goes now, and how many bytes of each.
+    def leaving(self, size: int) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors of which something is in the first ``size`` bytes that go now, and how many
+        bytes of each.
 
         Where canaries lie among them is not recorded: they count as the first bytes, and so the
         tensors in full.
         """
-        whole = self.offset + self.message.bytes
+        whole, stop = self.offset + self.message.bytes, self.offset + size
         found, end = [], whole - sum(tensor.bytes for tensor in self.tensors) if self.secagg else 0
         for tensor in self.tensors:
-            end += tensor.bytes
-            left = min(tensor.bytes, max(0, end - self.offset))
-            # A message from byte 0 has all its tensors, even those without elements.
-            if left or not self.offset:
+            start, end = end, end + tensor.bytes
+            left = max(0, min(end, stop) - max(start, self.offset))
+            # A message from byte 0 has all its tensors without elements, too.
+            if left or not (self.offset or tensor.bytes):
                 found.append((tensor, left))
         return tuple(found)
 

@@ -11,6 +11,7 @@ from base64 import b64encode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support import ledgers
 from support.ledgers import (
     MASKED_BYTES,
     PADDED_BYTES,
@@ -170,13 +171,13 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     shown = "the first 12 of 18 records are those that the holder of the key signed"
     assert shown in found["shown"]
     assert "cut no records off and rewrote none behind the first 5;" in found["not_shown"]
-    assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
+    assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest: bytes that")
     _, out = tool("ledger", folder, "--key", PUBLIC)
     assert out.startswith(
         "1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records"
     )
     assert (
-        "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8"
+        "left: job 'j2', part 'metric', to 'hospital-b': 0 messages, 0 tensors, 0 elements, 0"
         " bytes, 8 assumed" in out
     )
     assert "rewrote none anywhere, since no other party's checkpoint was given;" in out
@@ -197,10 +198,26 @@ def counted(tool, folder, key, *by):
 def test_what_left_is_what_the_package_counts(tool, tmp_path):
     folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
     ours = counted(tool, folder, PUBLIC, "job", "part", "recipient")
-    assert ours["j1", "model", "coordinator"] == [2, 4, 88, 352, 176]
-    assert ours["j1", "(message)", "coordinator"] == [1, 0, 0, 16, 16]
-    assert ours["j2", "model", "hospital-b"] == [1, 1, 4, 6, 6]
-    assert ours["(control)", "(control)", "coordinator"] == [108, 0, 0, 1512, 1000]
+    assert ours["j1", "model", "coordinator"] == [2, 3, 84, 183, 0]
+    assert ("j1", "(message)", "coordinator") not in ours  # it broke after 7 of 200 bytes
+    assert ours["j2", "model", "hospital-b"] == [0, 0, 0, 0, 6]
+    assert ours["(control)", "(control)", "coordinator"] == [8, 0, 0, 512, 1000]
+
+
+def test_a_message_that_was_cut_short_counts_as_the_package_counts_it(tool, tmp_path):
+    """By hand: w has 160 bytes, b 16 and correct 8, one after another."""
+    cut = (("failed", 0), ("unknown", 100), ("unknown", 165), ("unknown", 184))
+    with open_ledger(tmp_path / "ledger") as ledger:
+        for number, (status, sent) in enumerate(cut):
+            ref = ledgers.intend(ledger, job=f"j{sent}", round_number=number)
+            ledgers.write_outcome(ledger, ref, status, sent)
+    ours = counted(tool, tmp_path / "ledger", public(), "job", "part")
+    assert ours == {
+        ("j100", "model"): [1, 1, 40, 100, 0],
+        ("j165", "model"): [1, 2, 44, 165, 0],
+        ("j184", "model"): [0, 0, 0, 0, 176],
+        ("j184", "metric"): [0, 0, 0, 0, 8],
+    }
 
 
 def test_what_the_package_writes_holds(tool, tmp_path):
@@ -222,14 +239,14 @@ def test_secure_sums_are_counted_as_the_package_counts_them(tool, tmp_path):
         intend_masked(ledger, offset=60, message_bytes=MASKED_BYTES - 60)
     ours = counted(tool, tmp_path / "ledger", public(), "job", "part")
     assert ours["j1", "(protocol)"] == [8, 0, 0, 1113, 0]
-    assert ours["j1", "model"] == [2, 4, 88, 176 + 156, 156]
+    assert ours["j1", "model"] == [1, 2, 44, 176, 156]
 
 
 def test_padded_and_rotated_parts_are_counted_as_the_package_counts_them(tool, tmp_path):
     keyed(tmp_path / "ledger")
     ours = counted(tool, tmp_path / "ledger", public(), "job", "part")
-    # one broke, and has no digest
-    assert ours["j1", "extractor"] == [3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES]
+    # 64 bytes of one left before it broke, and the rest of it with the next message
+    assert ours["j1", "extractor"] == [3, 5, 128, 2 * PADDED_BYTES, 0]
     assert ours["j1", "heads"] == [2, 2, 30, 2 * ROTATED_BYTES, 0]
     assert ours["j1", "(protocol)"] == [5, 0, 0, 300 + 2 * 500, 0]
 

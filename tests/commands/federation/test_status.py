@@ -377,7 +377,7 @@ def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
     with ledger(made) as opened:
         write_control_open(opened, "a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
         said = show(made.silo_config("a"))
-    assert " bytes left, 1,000 of these assumed\n" in said
+    assert " bytes left; at most 1,000 bytes more, which no record counts\n" in said
 
 
 def test_what_is_broken_is_shown_beside_what_is_not(made, silo):

@@ -427,9 +427,11 @@ def test_show_says_what_was_held_back(world):
 
 
 def test_show_and_summary_by_part_and_recipient(world):
-    assert "2 messages" in run("show", world.silo, "--part", "metric")
+    assert "1 message, 184 bytes; at most 184 bytes more" in run(
+        "show", world.silo, "--part", "metric"
+    )
     assert "0 messages" in run("show", world.silo, "--part", "head")
-    assert "2 messages" in run("show", world.silo, "--recipient", "coordinator")
+    assert "1 message, 184 bytes" in run("show", world.silo, "--recipient", "coordinator")
     assert "0 messages" in run("show", world.silo, "--recipient", "silo-b")
     rows = json.loads(run("summary", world.silo, "--json"))
     assert {(row["method"], row["recipient"]) for row in rows} == {

@@ -9,7 +9,7 @@ from staddle.errors import LocalError
 from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.audit import ledger_folder
-from staddle.security.ledger.messages import CONTROL, MESSAGE
+from staddle.security.ledger.messages import CONTROL, MESSAGE, Totals
 from staddle.security.ledger.records import Applied, Paid, PolicyChange
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
@@ -172,12 +172,15 @@ def test_a_payload_goes_on_behind_its_offset(path):
         book.write_outcome(ledger, ref, "sent", 14, "5c1f")
     assert audit.verify(path).ok
     first, then = (message.intent for message in ledger_view.messages(path))
-    found = [(tensor.name, size) for tensor, size in first.leaving]
+    found = [(tensor.name, size) for tensor, size in first.leaving(book.BYTES)]
     assert found == [("w", 160), ("b", 16), ("correct", 8)]
-    assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in first.leaving(165)] == [("w", 160), ("b", 5)]
+    assert [(tensor.name, size) for tensor, size in then.leaving(14)] == [("b", 6), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in then.leaving(7)] == [("b", 6), ("correct", 1)]
     totals = ledger_view.summary(path)
-    assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
-    assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (2 + 1, 44 + 4)
+    # What left before the restart is not known: its outcome names all that was declared.
+    assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (6, 8)
+    assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (1, 4)
     assert (totals["j1", "model"].assumed, totals["j1", "metric"].assumed) == (176, 8)
 
 
@@ -341,12 +344,39 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
     assert found.open_control == found.records - 1
     totals = ledger_view.summary(path)
     model, metric = totals["j1", "model"], totals["j1", "metric"]
-    assert (model.messages, model.tensors, model.elements, model.bytes) == (4, 8, 176, 704)
-    assert model.assumed == 352
-    assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
+    # Sent and "half" left. "Failed" handed nothing over. How far "cut" came is not known.
+    assert (model.messages, model.tensors, model.elements, model.bytes) == (2, 4, 88, 352)
+    assert model.assumed == 176
+    assert (metric.messages, metric.bytes, metric.assumed) == (2, 16, 8)
     assert totals["j1", MESSAGE].bytes == 30
-    assert (totals[CONTROL, CONTROL].bytes, totals[CONTROL, CONTROL].assumed) == (1000, 1000)
-    assert sum(total.bytes for total in totals.values()) == 4 * book.BYTES + 30 + 1000
+    assert totals[CONTROL, CONTROL] == Totals(assumed=1000)
+    assert sum(total.bytes for total in totals.values()) == 2 * book.BYTES + 30
+
+
+def test_what_is_measured_stands_apart_from_what_is_assumed(path):
+    """By hand: w has 160 bytes, b 16 and correct 8, one after another."""
+    cases = {
+        "nothing": ("failed", 0),  # turned away before its first byte
+        "in-w": ("unknown", 100),
+        "in-b": ("unknown", 165),
+        "restarted": ("unknown", book.BYTES),  # repeats what was declared: nobody knows
+    }
+    with book.open_ledger(path) as ledger:
+        for number, (job, (status, sent)) in enumerate(cases.items()):
+            ref = book.intend(ledger, job=job, round_number=number)
+            book.write_outcome(ledger, ref, status, sent)
+        book.intend(ledger, job="silent", round_number=9)
+    assert audit.verify(path).ok
+    assert ledger_view.summary(path) == {
+        ("in-w", "model"): Totals(1, 1, 40, 100),
+        ("in-b", "model"): Totals(1, 2, 44, 165),
+        ("restarted", "model"): Totals(assumed=176),
+        ("restarted", "metric"): Totals(assumed=8),
+        ("silent", "model"): Totals(assumed=176),
+        ("silent", "metric"): Totals(assumed=8),
+    }
+    handed = [message.handed for message in ledger_view.messages(path)]
+    assert handed == [0, 100, 165, None, None]
 
 
 def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path):
@@ -359,7 +389,7 @@ def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path)
     found = audit.verify(path)
     assert found.ok
     totals = ledger_view.summary(path)[CONTROL, CONTROL]
-    assert (totals.messages, totals.bytes, totals.assumed) == (8 + 20, 512 + 200, 200)
+    assert (totals.messages, totals.bytes, totals.assumed) == (8, 512, 100 + 100)
 
 
 def test_state_survives_a_restart(path):

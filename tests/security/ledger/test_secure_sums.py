@@ -197,12 +197,15 @@ def test_behind_an_offset_tensors_count_in_full_where_canaries_may_lie(path):
         book.intend_masked(ledger, message_bytes=book.MASKED_BYTES - 60, offset=60)
         book.intend_masked(ledger, message_bytes=20, offset=book.MASKED_BYTES - 20)
     _, then, last = (message.intent for message in messages.messages(path))
-    found = [(tensor.name, size) for tensor, size in then.leaving]
+    found = [(tensor.name, size) for tensor, size in then.leaving(then.message.bytes)]
     assert found == [("w", 140), ("b", 16), ("correct", 8)]
-    assert [(tensor.name, size) for tensor, size in last.leaving] == [("b", 12), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in last.leaving(20)] == [("b", 12), ("correct", 8)]
+    # Of the first 50 bytes from the start, canaries are 40.
+    whole = messages.messages(path)[0].intent
+    assert [(tensor.name, size) for tensor, size in whole.leaving(50)] == [("w", 10)]
     totals = messages.summary(path)
-    assert totals["j1", MESSAGE].bytes == book.CANARIES
-    seen = sum(total.bytes for total in totals.values())
+    assert totals["j1", MESSAGE].assumed == book.CANARIES
+    seen = sum(total.assumed for total in totals.values())
     assert seen == book.MASKED_BYTES + book.MASKED_BYTES - 60 + 20
 
 
