@@ -1,7 +1,7 @@
 """The model that the template of the ledger report draws: a pure function of its sources."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...security.identity import roster as rosters
@@ -15,8 +15,10 @@ from . import chart, tables
 from . import policies as rules
 from . import sums as report_sums
 from .chart import Chart, SpendingChart
+from .first_pages import FirstPages, Sources, first_pages
 from .policies import PolicySpan, PolicyText
 from .sentences import sentence
+from .signed_jobs import SignedJob
 from .sums import SumsSection
 from .tables import BudgetRow, JobFlows, JobRow, Listed, MessageRow, TaintRow
 
@@ -124,12 +126,13 @@ class Page:
     head: str  # SEQ:LEAF, empty for an empty ledger
     roster: RosterFacts | None
     receipts: Receipts | None  # None where none could be checked
+    first_pages: FirstPages | None
     body: Body | None
 
 
 def broken(verified: AuditResult, made: str, silo: str) -> Page:
     """The page of a ledger that does not hold: what is wrong, and whose it claims to be."""
-    return Page(silo, made, "", verified, "", None, None, None)
+    return Page(silo, made, "", verified, "", None, None, None, None)
 
 
 def page(
@@ -137,11 +140,13 @@ def page(
     made: str,
     sources: RosterSources,
     only: str = "",
+    jobs: Mapping[str, SignedJob] | None = None,
     receipts: Receipts | None = None,
 ) -> Page:
     """The page of a ledger that holds.
 
-    ``made`` is the date to print, ``only`` the one job to report on.
+    ``made`` is the date to print, ``only`` the one job to report on, ``jobs`` what is known of the
+    jobs besides.
     """
     # Restricted once, before any table is made, so that none can show other jobs.
     shown = view
@@ -162,6 +167,7 @@ def page(
         head=head,
         roster=_roster_facts(sources, members),
         receipts=receipts,
+        first_pages=first_pages(view, shown, Sources(members, jobs or {})),
         body=_body(view, shown, members, receipts),
     )
 

@@ -1,24 +1,14 @@
-"""The ledger report as HTML: one self-contained file, for people who print and file it.
+"""The ledger report as HTML: one self-contained file, for people who print and file it."""
 
-Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of
-jinja2, which PyTorch brings along in any case), ``printable`` shows characters that would not be
-seen or would turn text around, and the page's own content security policy lets nothing be loaded:
-no network, no script, and of styles only the one with its digest.
-"""
-
-import base64
 import contextlib
 import datetime as dt
-import hashlib
 from dataclasses import replace
-from importlib import resources
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import jinja2
 import typer
-from markupsafe import Markup
 
 from ...errors import LocalError, ProofError
 from ...files.documents import write_atomic
@@ -35,17 +25,14 @@ from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
 from ..console import printer
-from ..console.output import size
-from ..console.printer import printable
 from ..ledger import received, roster_files
 from ..ledger.roster_files import Founders, RosterFiles, Threshold
 from ..ledger.show import LedgerPath
-from . import chart
 from . import page as report_page
+from . import signed_jobs
 from .page import Page, RosterSources
+from .render import render
 
-# characters of a word that may not, and of one that must, stand on one line of a table's cell
-LONG, SHORT = 22, 18
 REPORT = Path("ledger-report.html")
 
 
@@ -63,9 +50,12 @@ def report(
 
     Exit code 1 if the ledger does not hold.
 
-    The page is complete in itself and needs no network. It says first whether the ledger holds.
-    With --founder, the rosters that the ledger keeps supply names, and the keys that check the tree
-    head and the receipts; --roster adds files.
+    Its first two printed pages say in lay words, for each job: its purpose, whose records, what
+    left, who can read that, what protects it, and what it took of the privacy budget. Tables with
+    every figure follow. The page is complete in itself and needs no network. It says first whether
+    the ledger holds. Purposes and numbers of records come from the jobs that the silo keeps next to
+    its ledger. With --founder, the rosters that the ledger keeps supply names, and the keys that
+    check the tree head and the receipts; --roster adds files.
     """
     folder = audit.ledger_folder(path)
     files = roster_files.read(roster, founder, threshold, folder)
@@ -73,7 +63,8 @@ def report(
     sources = report_page.RosterSources(files.each, files.founders)
 
     # the one thing on the page that is not from the ledger
-    made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    made = f"{now}, by staddle {version('staddle')}"
     # A coordinator's ledger cannot show what left a silo.
     received.check_silos(folder)
     page = read(folder, made, sources, job or "")
@@ -105,10 +96,12 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         raise LocalError(
             f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}"
         )
+    # What the silo keeps of its jobs, where the ledger still lies in its folder.
+    jobs = signed_jobs.read(ledger.parent, view)
     # Without a roster that the ledger names, there are no keys to check with.
     roster = sources.named(view)
     if roster is None:
-        return report_page.page(view, made, sources, only)
+        return report_page.page(view, made, sources, only, jobs)
 
     # A roster has the keys of silo and coordinator, so signatures can be checked as well. A page
     # that holds shows no wrong receipt: the first one makes it the page of a broken ledger.
@@ -116,7 +109,7 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
     if receipts is None or not signed.ok:
         return report_page.broken(signed, made, view.silo)
     view = replace(view, verified=replace(verified, signed=True))
-    return report_page.page(view, made, sources, only, receipts)
+    return report_page.page(view, made, sources, only, jobs, receipts)
 
 
 def _check_signatures(
@@ -160,50 +153,4 @@ def _claimed(ledger: Path) -> str:
 
 def html(page: Page) -> bytes:
     """The page as an HTML file in UTF-8: the same bytes for the same page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(n="{:,}".format, size=size, time=_time, wrapping=_wrapping)
-
-    # the policy of the page lets this one style be used, by its digest, and nothing else
-    style = Markup(_template("report.css"))  # noqa: S704 ours, from this package
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    template = environment.get_template("report.html")
-    return template.render(page=page, style=style, style_digest=digest, frame=chart).encode()
-
-
-def _harmless(value: Any) -> Any:
-    """Text that cannot turn the text around it; markup is our own."""
-    # Control characters go before autoescape handles the rest.
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return printable(value)
-
-
-def _wrapping(text: str) -> str:
-    """The style class of a cell's text.
-
-    A word too long for a column is broken, a short name never.
-    """
-    # Escaped first: an escape sequence is longer than its character.
-    words = printable(text).split()
-    if max(map(len, words), default=0) > LONG:
-        return "long"
-    if len(words) == 1 and len(text) <= SHORT:
-        return "t"
-    return ""
-
-
-def _time(stamp: str) -> str:
-    """``2026-11-20 21:30:05`` of a record's time stamp, in UTC."""
-    return stamp[:19].replace("T", " ")
-
-
-def _template(name: str) -> str:
-    return (resources.files(__package__) / "templates" / name).read_text("utf-8")
+    return render("report.html", page=page)

@@ -24,6 +24,7 @@ from support.ledgers import (
     write_stop,
 )
 
+from staddle.files.documents import canonical_json
 from staddle.security.ledger.records import Applied, MessageDigest, PackageCode, Peer, TensorDigest
 from staddle.security.policy.release import Release
 
@@ -137,4 +138,33 @@ def nasty(path):
             end_sum(ledger, text, job=text, blame=text)
             write_control_close(ledger, control, 1, 1)
             write_stop(ledger, text)
+    return path
+
+
+def sign(silo, job, samples=1000, **keys):
+    """Put a signed job and its report next to a silo's ledger; the digest of the job."""
+    document = {"name": job, "silos": ["a", "b", "c", "d"], **keys}
+    folder = silo / "jobs" / job
+    folder.mkdir(parents=True)
+    signed = {"document": document, "signer": "operator-1", "signature": "00"}
+    (folder / "job.json").write_bytes(canonical_json(signed))
+    counted = {"samples": samples, "rounds": [{"round": 0, "tested": samples // 5}], "final": None}
+    (folder / "report.json").write_bytes(canonical_json(counted))
+    return hashlib.sha256(canonical_json(document)).hexdigest()
+
+
+def crowded(path):
+    """Thirty jobs with long names, each with every kind of part, for readers with long names."""
+    kinds = ("whole_model", "backbone", "prototypes", "counts", "metric", "statistics", "sketch")
+    readers = ["coordinator", *(f"{number}-{'silo' * 14}" for number in range(9))]
+    with open_ledger(path) as ledger:
+        for number in range(4):
+            spend(ledger, number + 1, "1.5", f"{'data' * 15}-{number}")
+        for number in range(30):
+            job = f"{number:02}-{'job' * 20}"
+            digest = sign(path.parent, job, purpose="To find what nobody else finds. " * 60)
+            write_job_accept(ledger, job, digest, "operator-1")
+            releases = [Release(kind, kind, "w", "float32", (10, 4)) for kind in kinds]
+            contribute(ledger, job, 0, releases, readers=readers, dataset="data" * 16)
+            contribute(ledger, job, 1, releases, "cut", readers=readers, dataset="data" * 16)
     return path

@@ -32,6 +32,7 @@ from support.refusals import refused
 from support.report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
+from staddle.commands.console.printer import printable
 from staddle.commands.main import app
 from staddle.commands.report import page as report_page
 from staddle.commands.report import report, tables
@@ -48,9 +49,9 @@ MADE = "2026-11-21 17:30 UTC"
 VOID = {"meta", "br"}
 BLOCKS = {"div", "p", "li", "dt", "dd", "h1", "h2", "h3", "pre", "td", "th", "br"}
 TAG_NAMES = """
-html head meta title style body header main div span b strong p ul li dl dt dd h1 h2 h3 code pre br
-table caption thead tbody tr th td figure figcaption svg defs pattern desc rect line circle path
-text
+html head meta title style body header section article nav a ol main div span b strong p ul li dl dt
+dd h1 h2 h3 code pre br table caption thead tbody tr th td figure figcaption svg defs
+pattern desc rect line circle path text
 """
 TAGS = set(TAG_NAMES.split())
 OUTSIDE = {"href", "src", "srcset", "action", "style", "xlink:href", "background"}
@@ -96,6 +97,12 @@ class Parsed(HTMLParser):
 
     def all(self, tag, **attributes):
         return [n for n in self.nodes if n[0] == tag and attributes.items() <= n[1].items()]
+
+    def items(self):
+        """Texts of the list of section 1, an item per job."""
+        start = next(n for n, node in enumerate(self.nodes) if node[1].get("id") == "s1")
+        found = next(node for node in self.nodes[start:] if node[0] == "ul")
+        return [text(item) for item in found[2] if isinstance(item, tuple)]
 
     def section(self, title):
         """Rows of each table between a heading and the next, as texts of their cells."""
@@ -183,7 +190,11 @@ def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
         ids = [node[1]["id"] for node in page.nodes if "id" in node[1]]
         assert len(ids) == len(set(ids))
         for tag, attributes, _ in page.nodes:
-            assert not OUTSIDE & set(attributes), tag
+            outside = OUTSIDE & set(attributes)
+            if tag == "a":  # within the page
+                outside.discard("href")
+                assert attributes["href"].removeprefix("#") in ids
+            assert not outside, tag
             assert not [name for name in attributes if name.startswith("on")]
             for value in attributes.values():
                 assert "//" not in value or "url" not in value
@@ -235,7 +246,7 @@ def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatc
     assert shape(nasty) == shape(plain)
     said = words(nasty)
     for name in NASTY:
-        shown = " ".join(report.printable(name).split())
+        shown = " ".join(printable(name).split())
         assert said.count(shown) >= 15, name
         assert plain.all("title")
     assert SCRIPT in text(nasty.all("title")[0])
@@ -246,8 +257,8 @@ def test_characters_that_nobody_sees_are_shown(path):
     data = made(ledgers.nasty(path)).decode()
     assert {c for c in data if not c.isprintable() and c != "\u00a0"} == {"\n"}
     assert r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" in data
-    assert report.printable("é ß 名 – \u00a0") == "é ß 名 – \u00a0"
-    assert report.printable(CONTROL + "\ue000\U000e0041\u200b\xad") == (
+    assert printable("é ß 名 – \u00a0") == "é ß 名 – \u00a0"
+    assert printable(CONTROL + "\ue000\U000e0041\u200b\xad") == (
         r"a\x00b\x1b[2Jc\u202ed\ne\u2028f" r"\ue000\U000e0041\u200b\xad"
     )
 
@@ -258,7 +269,7 @@ def test_problems_of_a_broken_ledger_are_escaped_too(path):
     page = Parsed(report.html(report_page.broken(verified, MADE, SCRIPT)))
     assert not page.all("script")
     assert all(
-        report.printable(name).replace("  ", " ") in words(page)
+        printable(name).replace("  ", " ") in words(page)
         for name in (SCRIPT, QUOTES, CONTROL, LONG)
     )
 
@@ -383,7 +394,7 @@ def check_says(said, *parts):
 
 
 def test_one_sentence_a_job(path):
-    first, second, third = (text(item) for item in parsed(ledgers.full(path)).all("li")[:3])
+    first, second, third = parsed(ledgers.full(path)).items()
     assert (
         first
         == "Job lung-1: 1,148 bytes (1.121 KiB) left in 7 messages, 6 rounds between 0 and 7, for"
@@ -567,7 +578,7 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     pictures = [text(node) for node in page.all("desc")]
     assert "Data set data: epsilon 1.7500 of 8 at delta 0.00001 after 3 heads" in pictures
     assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 head" in pictures
-    first, second = (text(item) for item in page.all("li")[:2])
+    first, second = page.items()[:2]
     told = (
         "4 tensors differentially private, 2 public, 0 computed from records without noise"
         " (section 8)."
@@ -581,7 +592,7 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
 @pytest.mark.parametrize("noise", ["local", "shared"])
 def test_a_share_of_the_noise_is_said_to_protect_a_sum_alone(path, noise):
     private(path, noise=noise)
-    first, second = (text(item) for item in parsed(path).all("li")[:2])
+    first, second = parsed(path).items()
     assert ("what is protected is a sum, as long as the other silos add" in first) == (
         noise == "shared"
     )
@@ -636,7 +647,7 @@ def test_secure_sums_and_attempts_that_ended(path):
         ["11", "j1", "4", "SURVIVORS", "coordinator", "U3 has 2 members"],
         ["16", "j1", "5", "STOPPED", "nobody", "–"],
     ]
-    first, second = (text(item) for item in page.all("li")[:2])
+    first, second = page.items()[:2]
     took = "The protocol of secure sums took"
     check_says(
         first,
@@ -658,7 +669,7 @@ def test_sums_that_silos_alone_read_are_told_from_others(path):
     assert (masked[0], padded[0]) == ("masked, sum", "masked, silos")
     assert padded[2] == "The silos of the job; the coordinator only together with one of them."
     check_says(
-        text(page.all("li")[0]),
+        page.items()[0],
         "Who can read it: silos, sum.",
         "Sums that only silos read are hidden from the coordinator unless a silo colludes with it.",
     )
@@ -701,7 +712,7 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
         ["j2", "other", "padded", "mix", "4", "0", "1", "0 to 32"],
     ]
     assert [row[-2:] for row in rows if row[0] == "j1" and len(row) == 10] == [["5", "1,300"]]
-    first, second = (text(item) for item in page.all("li")[:2])
+    first, second = page.items()[:2]
     for said in (
         "Who can read it: mix, gram, sum.",
         (
