@@ -158,7 +158,8 @@ VALUES = {
     "hash": '"[0-9a-f]{64}"',
     "nonce": '"[0-9a-f]{32}"',
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
-    "taint": '"(?:public|noised|exact)"',
+    # Early releases wrote "private" for exact, and "dp" for noised.
+    "taint": '"(?:public|noised|exact|private|dp)"',
     "status": '"(?:sent|failed|unknown)"',
     "step": '"(?:keys|shares|complaint|header|survival|reveal|abandon|end|contribution|padded)"',
     "fault": (
@@ -1198,7 +1199,7 @@ class Account:
     def _paid(self, record: dict[str, Any]) -> str:
         """Tensors that are noised name reservations that an earlier head of that budget has."""
         paid = record.get("dp")
-        noised = any(tensor["taint"] == "noised" for tensor in record["tensors"])
+        noised = any(tensor["taint"] in ("noised", "dp") for tensor in record["tensors"])
         if noised != (paid is not None):
             a = "a" if noised else "no"
             what = "what" if paid else "nothing that"

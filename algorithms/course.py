@@ -86,7 +86,7 @@ class SiloState:
         return found | _prefixed("extra/", self.extra)
 
     def taint(self, name: str) -> Taint:
-        """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
+        """The taint of a tensor of ``flat`` in a private job; exact where it is unknown."""
         # A forgotten entry must hold a tensor back, and never let it leave.
         return self.taints.get(name, EXACT)
 

@@ -538,7 +538,7 @@ def initial_state(
 ) -> SiloState:
     """State of a silo before its first round, from ``modules`` and ``initial_extra``.
 
-    ``weights`` by part (pretrained.load_weights) replace a private part's own initial values.
+    ``weights`` by part (pretrained.load_weights) replace a personal part's own initial values.
     ``public``, in a private job: the parts among them in which no record of this silo shows.
     """
     own = dict(weights or {})

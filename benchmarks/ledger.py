@@ -56,7 +56,7 @@ TENSORS = [
         "dtype": "float32",
         "shape": list(shape),
         "bytes": 4 * math.prod(shape),
-        "taint": "private",
+        "taint": "exact",
     }
     for name, shape in SHAPES.items()
 ]

@@ -88,7 +88,7 @@ class Training(Strict):
 
 
 class Weights(Strict):
-    """Initial values for a private part, from a file of this machine.
+    """Initial values for a personal part, from a file of this machine.
 
     ``jobs`` are patterns, in which * stands for any characters. ``public``: trained on none of this
     silo's records. Otherwise they are for jobs on ``dataset`` alone, whose records may be in them;

@@ -49,7 +49,7 @@ class FedRepOptions(Strict):
 
 
 class FedRep(Method):
-    """A shared extractor under private classifiers that are trained first."""
+    """A shared extractor under personal classifiers that are trained first."""
 
     name = "fedrep"
     version = 2  # 2: the epochs of both stages add up to the job's by default

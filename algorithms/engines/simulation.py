@@ -73,7 +73,7 @@ class Round:
 class Simulation:
     """A job between its first round and its last, trained by an engine.
 
-    ``weights``, by silo and part, are initial values of private parts (pretrained.load_weights).
+    ``weights``, by silo and part, are initial values of personal parts (pretrained.load_weights).
     ``exchanges`` folds the contributions. ``begun`` is the snapshot to resume from; None: round 0.
     ``attendance`` says who is there; ``check_attendance`` must accept it for the job.
     """

@@ -1,4 +1,4 @@
-"""FedPer: a shared extractor below private classifiers.
+"""FedPer: a shared extractor below personal classifiers.
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers", 2019,
 arXiv:1912.00818, Algorithms 1 and 2.
@@ -25,7 +25,7 @@ from ..method import Method, Setting
 
 
 class FedPer(Method):
-    """A shared extractor below private classifiers."""
+    """A shared extractor below personal classifiers."""
 
     name = "fedper"
     version = 1

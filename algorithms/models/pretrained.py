@@ -262,7 +262,7 @@ def _loaded(path: Path, sha256: str, size: int) -> Tensors:
 def load_weights(
     path: Path, method: Method, silo: str, part: str, digest: str | None = None
 ) -> tuple[Tensors, str]:
-    """The tensors of a safetensors file for a private part, and the file's SHA-256 in hex.
+    """The tensors of a safetensors file for a personal part, and the file's SHA-256 in hex.
 
     LocalError unless the method lets the part be loaded, the file's SHA-256 is ``digest`` (if that
     is not None) and its own (if Staddle wrote the file), and the file holds exactly the part's

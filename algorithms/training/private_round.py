@@ -303,10 +303,10 @@ class PrivateRound:
 
     def _shown(self, state: SiloState) -> "_Shown":
         """The parts of a state without those that were trained without noise."""
-        hidden = {name.split("/")[1] for name in filter(self._is_private_part, self._taints)}
+        hidden = {name.split("/")[1] for name in filter(self._is_exact_part, self._taints)}
         return _Shown({part: held for part, held in state.parts.items() if part not in hidden})
 
-    def _is_private_part(self, name: str) -> bool:
+    def _is_exact_part(self, name: str) -> bool:
         return name.startswith("part/") and self._taints[name].exact
 
     def _check_effort(self, noisy: Sequence[Stage]) -> None:
@@ -337,9 +337,9 @@ class PrivateRound:
         worst taint of everything that loss and penalty could reach: the modules handed to them,
         tensors that are no part of the model, the facts, and the state that made the stage.
         """
-        # Private parts were hidden from ``stages`` (``_shown``), so they reach a stage only as
+        # Exact parts were hidden from ``stages`` (``_shown``), so they reach a stage only as
         # modules that it is handed.
-        shown = filterfalse(self._is_private_part, self._taints)
+        shown = filterfalse(self._is_exact_part, self._taints)
         reached = [self._taints[name] for name in shown]
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
         if stage.summed:
@@ -358,14 +358,14 @@ class PrivateRound:
     def keep(self, state: SiloState) -> SiloState:
         """The state after training, with its taints.
 
-        A tensor without a known taint counts as private.
+        A tensor without a known taint counts as exact.
         """
         return replace(state, taints={name: self._taints.get(name, EXACT) for name in state.flat})
 
     def contribute(self, state: SiloState) -> Made:
         """The method's contributions, the taint of each tensor of them, and the state to keep.
 
-        The egress gate rejects private tensors. The taints of the others name the reservations that
+        The egress gate rejects exact tensors. The taints of the others name the reservations that
         paid for them.
         """
         tracker = Tracker()

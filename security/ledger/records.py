@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from ...errors import LocalError
 from ...files.documents import MAX_SAFE_INTEGER, Strict
@@ -60,6 +60,15 @@ class Peer(Strict):
     spki: Hex32
 
 
+# What early releases wrote for a taint; records that have it are no others, so it is only read.
+_EARLY_TAINTS = {"private": "exact", "dp": "noised"}
+
+
+def taint_of(word: Any) -> Any:
+    """The taint that a record's word stands for; anything else as it is."""
+    return _EARLY_TAINTS.get(word, word) if isinstance(word, str) else word
+
+
 class Tensor(Strict):
     """One tensor that leaves; ``bytes`` are those on the wire.
 
@@ -77,7 +86,7 @@ class Tensor(Strict):
     shape: tuple[Count, ...]
     bytes: Count
     # The silo software's own statement, which the bytes cannot confirm (rule 32).
-    taint: Literal["public", "noised", "exact"]
+    taint: Annotated[Literal["public", "noised", "exact"], BeforeValidator(taint_of)]
     readers: tuple[Text, ...] = ()  # older records have none
 
     @classmethod

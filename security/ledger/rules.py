@@ -65,6 +65,7 @@ from ..policy.release import ITEM_BYTES, MASKED, PADDED, ROTATED
 
 # forms of which no tensor has a hash: with it guesses could be compared
 UNHASHED = (MASKED, PADDED, ROTATED)
+NOISED = ("noised", "dp")  # taints; the second is what early releases wrote
 ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
 _WORDS = ("uint32", "uint64")  # dtypes of what is masked
 # dtypes of what is a message of its own
@@ -435,7 +436,7 @@ class Rules:
             names = _named(tensors)
             twice = _listed(names) if len(set(names)) != len(names) else ""
             readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
-            noised = any(tensor["taint"] == "noised" for tensor in tensors)
+            noised = any(tensor["taint"] in NOISED for tensor in tensors)
             self._tensors = (
                 tensors,
                 _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, noised),

@@ -38,7 +38,7 @@ class Release:
     """One tensor that would leave.
 
     ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has
-    tracked it may say less than ``private``. ``ledger_ids`` are reservations of the data set's
+    tracked it may say less than ``exact``. ``ledger_ids`` are reservations of the data set's
     budget (security/dp/budget.py) that paid for it, of what is ``noised`` and of nothing else.
     ``readers`` are those who can open this tensor, where they are not all who can open its message.
     """

@@ -250,7 +250,7 @@ class Gate:
         outgoing = await asyncio.to_thread(form.make, items, values)
 
         # (4) The job may ask for more than this silo's own policy allows.
-        if declared.private:  # whatever leaves in any other job is private, whatever is said of it
+        if declared.private:  # whatever leaves in any other job is exact, whatever is said of it
             outgoing = replace(outgoing, releases=tainted(outgoing.releases, contributions))
         offset = self._outcomes.offset(
             declared.digest, round_, outgoing.size, outgoing.context.hex()

@@ -1,7 +1,7 @@
 """A round's contributions on their way to the gate: tensors, and what each was computed from.
 
-In a plain job nothing is said of that: all tensors are private. In a private job the runner says it
-tensor by tensor, and the outbox keeps it next to them. A tensor of which it says nothing is private
+In a plain job nothing is said of that: all tensors are exact. In a private job the runner says it
+tensor by tensor, and the outbox keeps it next to them. A tensor of which it says nothing is exact
 there, too.
 """
 

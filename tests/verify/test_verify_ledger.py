@@ -220,6 +220,41 @@ def test_a_message_that_was_cut_short_counts_as_the_package_counts_it(tool, tmp_
     }
 
 
+def early(record):
+    """The record in the words of early releases."""
+    old = {"exact": "private", "noised": "dp", "public": "public"}
+    tensors = [{**tensor, "taint": old[tensor["taint"]]} for tensor in record["tensors"]]
+    return {**record, "tensors": tensors}
+
+
+def test_ledgers_in_the_words_of_early_releases_hold_and_read_as_now(tool, tmp_path):
+    """They said ``private`` for what is exact, and ``dp`` for what is noised."""
+    now = [head(), private(2), intent(round=1)]
+    old = [now[0], early(now[1]), early(now[2])]
+    found = []
+    for name, records in (("now", now), ("old", old)):
+        lines = chained(records)
+        folder = store(tmp_path / name, [lines], signed(lines, KEY))
+        assert audit.verify(folder, key=PUBLIC).ok
+        counted(tool, folder, PUBLIC, "job", "part", "recipient")
+        taints = [
+            tensor.taint
+            for message in messages.messages(folder)
+            for tensor in message.intent.tensors
+        ]
+        found.append((taints, messages.summary(folder, ("part", "taint"))))
+    assert found[0] == found[1]
+    assert found[0][0] == ["noised", "noised", "exact", *["exact"] * 3]
+
+
+@pytest.mark.parametrize("dp", [None, {"dataset": "data", "ids": [2]}])
+def test_what_early_releases_called_dp_must_have_been_paid_for_as_well(tool, tmp_path, dp):
+    lines = chained([head(), {**early(private(2)), "dp": dp}])
+    folder = store(tmp_path / "ledger", [lines], signed(lines, KEY))
+    assert audit.verify(folder, key=PUBLIC).ok == (dp is not None)
+    assert tool.json("ledger", folder, "--key", PUBLIC)[0] == (0 if dp else 1)
+
+
 def test_what_the_package_writes_holds(tool, tmp_path):
     with Ledger.open(tmp_path / "ledger", "hospital-a", "lung", KEY) as ledger:
         write_start(ledger, "staddle 0.1.0", HASH, HASH)

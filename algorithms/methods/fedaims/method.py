@@ -1,4 +1,4 @@
-"""FedAIMS: a shared backbone whose middle blocks are supervised too, under private heads.
+"""FedAIMS: a shared backbone whose middle blocks are supervised too, under personal heads.
 
 Li, Liu, Zhou, Dong, "FedAIMS: adaptive intermediate supervision for personalized federated
 learning", Frontiers of Computer Science, 2025, Algorithms 1 and 2.

@@ -99,3 +99,13 @@ def test_evidence_keeps_the_checkpoint_whole_and_as_much_of_the_reason_as_fits()
     note = book.signer().sign(3, HEAD.root)
     refused = r.HeadRefused.of("silo-a", note, "w" * 5000)
     assert (refused.checkpoint.encode(), refused.why) == (bytes(note), "w" * 1000)
+
+
+@pytest.mark.parametrize(("old", "new"), [("private", "exact"), ("dp", "noised")])
+def test_words_of_early_releases_are_read_and_not_written(old, new):
+    fields = {"part": "m", "kind": "metric", "name": "w", "dtype": "float32", "shape": ()}
+    tensor = r.Tensor(**fields, bytes=4, taint=old)
+    assert tensor.taint == new
+    assert tensor.model_dump(mode="json")["taint"] == new
+    with pytest.raises(ValueError, match="taint"):
+        r.Tensor(**fields, bytes=4, taint=f"{old}s")
