@@ -34,6 +34,10 @@ USES = (
     "Use it for records like those of this silo: it was measured on no others.",
 )  # by whether the maker measured it
 WHOSE, COSTS = ("the silos", "this silo"), ("a", "the")
+PROTECTED = {  # by unit
+    "record": "each record of {a} silo's data set",
+    "silo": "the whole of {a} silo, all its records together,",
+}
 SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>#|!"})
 
 
@@ -45,7 +49,7 @@ def card(description: Description, job: Job) -> str:
         _records(description, job),
         _figures(description, job),
         _thresholds(description.thresholds),
-        _privacy(description),
+        _privacy(description, job),
         _origin(description, job),
     )
     return "\n".join(parts) + "\n"
@@ -200,7 +204,7 @@ def _thresholds(thresholds: Sequence[Threshold]) -> Iterator[str]:
     yield from table(THRESHOLDS, threshold_rows(thresholds))
 
 
-def _privacy(description: Description) -> Iterator[str]:
+def _privacy(description: Description, job: Job) -> Iterator[str]:
     yield "\n## Privacy\n"
     spent, own = description.privacy, description.measured is not None
     if spent is None:
@@ -211,7 +215,7 @@ def _privacy(description: Description) -> Iterator[str]:
         )
         return
     yield (
-        f"The job cost a record of {COSTS[own]} silo's data set at most"
+        f"The job cost {PROTECTED[job.private.unit].format(a=COSTS[own])} at most"
         f" ε = {spent.epsilon:g} at δ = {spent.delta:g} (differential privacy)."
     )
     if own:

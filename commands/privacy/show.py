@@ -16,6 +16,9 @@ from ...silo.admission.budget import BudgetReport
 from ..console import printer
 from ..console.output import number
 
+# What a job protects by its noise, where its reservations do not say it.
+UNITS = {"local": "record", "shared": None}
+PROTECTS = {"record": "each record", "silo": "the whole silo", None: "not recorded"}  # by unit
 OPEN = "open reservations, for a round that is running or that a crash ended, count as spent"
 ADDING = (
     "epsilons do not add up: all jobs together cost less than the sum, and a job may fit although"
@@ -106,14 +109,18 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
     }
     jobs = []
     for job in view.jobs:
+        noise = "shared" if any(event.shared for event in job.events) else "local"
         row = {
             "job": job.job,
             "digest": job.job_digest,
             "epsilon": job.epsilon,
             "epsilon_prv": _opinion(next(answers)),
-            "noise": "shared" if any(event.shared for event in job.events) else "local",
+            "noise": noise,
+            "unit": UNITS[noise],
             "open": job.reserved,
         }
+        if job.sharing:
+            row |= job.sharing.model_dump()
         jobs.append(row)
     document["jobs"] = jobs
 
@@ -166,7 +173,7 @@ def _tell(each: Mapping[str, Any]) -> None:
         f" {limit['delta']}, {each['left']} left; {by_prv}"
     )
     _tell_policy(policy, limit)
-    printer.show("  unit: one record more or less")
+    printer.show("  unit: one record more or less; in jobs that say so, the whole silo")
     person = each.get("person")
     # The bound above is for one record; a person may have several.
     if person:
@@ -199,14 +206,20 @@ def _tell_person(person: Mapping[str, Any]) -> None:
     )
 
 
+def _noise(job: Mapping[str, Any]) -> str:
+    """``local``, or ``shared, 1 dishonest`` where it is recorded how many silos may be."""
+    dishonest = job.get("dishonest")
+    return job["noise"] if dishonest is None else f"{job['noise']}, {dishonest} dishonest"
+
+
 def _tell_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("job", "digest", "epsilon", "by PRV", "noise", "open reservations")
+    columns = ("job", "digest", "protects", "epsilon", "by PRV", "noise", "open reservations")
     rows, opened = [], 0
     for job in jobs:
         # The PRV accountant has limits of time and memory, so it may give no answer.
         by_prv = job["epsilon_prv"] or NONE
-        known = [job["job"], job["digest"][:12], job["epsilon"], by_prv, job["noise"]]
-        rows.append([*known, str(job["open"])])
+        known = [job["job"], job["digest"][:12], PROTECTS[job["unit"]], job["epsilon"], by_prv]
+        rows.append([*known, _noise(job), str(job["open"])])
         opened += job["open"]
     printer.show(printer.PrintedTable(columns, rows), ADDING)
     if "shared" in {job["noise"] for job in jobs}:

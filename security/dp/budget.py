@@ -43,6 +43,7 @@ from .budget_records import (
     Commit,
     Limit,
     MechanismSteps,
+    NoiseSharing,
     Reserve,
     parse,
 )
@@ -81,6 +82,7 @@ class JobSpending:
     epsilon: str
     reserved: int  # reservations without a commit
     events: tuple[Event, ...]
+    sharing: NoiseSharing | None  # None where the noise is this silo's own, and in older budgets
 
 
 @dataclass
@@ -91,6 +93,7 @@ class _Job:
     # by σ, q, and whether silos share the noise
     steps: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     open: int = 0
+    sharing: NoiseSharing | None = None
 
     def events(self) -> list[Event]:
         return [Event(sigma, q, steps, shared) for (sigma, q, shared), steps in self.steps.items()]
@@ -197,14 +200,20 @@ class Budget:
         purpose: str,
         events: Sequence[MechanismSteps],
         ceiling: Ceiling | None = None,
+        sharing: NoiseSharing | None = None,
     ) -> Reservation:
-        """Set so much aside, durably.
+        """Set so much aside, durably; ``sharing`` of a job whose silos share the noise.
 
         ExhaustedError where the limit, or the job's own ``ceiling``, does not cover it: then
         nothing is written.
         """
         record = Reserve(
-            job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events)
+            job=job,
+            job_digest=job_digest,
+            round=round_,
+            purpose=purpose,
+            events=tuple(events),
+            sharing=sharing,
         )
         # The check and the record are one step: two jobs at once must not both see the same rest.
         asked = [each.event(each.steps) for each in record.events]
@@ -256,6 +265,7 @@ class Budget:
                     shown(epsilon(spent(job.events()), delta)),
                     job.open,
                     tuple(job.events()),
+                    job.sharing,
                 )
                 for digest, job in self._jobs.items()
             ]
@@ -360,6 +370,7 @@ class Budget:
             case Reserve():
                 job = self._jobs.setdefault(record.job_digest, _Job(record.job))
                 job.open += 1
+                job.sharing = record.sharing
                 for each in record.events:
                     job.steps[each.sigma, each.q, each.shared] += each.steps
                 self._open[seq] = record

@@ -80,8 +80,21 @@ class MechanismSteps(Strict):
         return Event(self.sigma, self.q, steps, self.shared)
 
 
+class NoiseSharing(Strict):
+    """What a job protects whose silos share the noise, and how many of them may not do their part.
+
+    ``{"dishonest":1,"unit":"silo"}``: with "record" each record, with "silo" all of the silo's
+    records together.
+    """
+
+    unit: Literal["record", "silo"]
+    dishonest: Count
+
+
 class Reserve(Strict):
     """Durable before the first of its steps; spent, unless a commit says that fewer were taken.
+
+    ``sharing`` stands where the silos of the job share the noise.
 
     ``{"events":[{…}],"job":"lung-3","job_digest":"ab12…","purpose":"training","round":17,"type":"budget.reserve"}``
     """
@@ -93,6 +106,15 @@ class Reserve(Strict):
     round: Count
     purpose: Text
     events: Annotated[tuple[MechanismSteps, ...], Some]
+    sharing: NoiseSharing | None = None  # older records have none
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``sharing`` where the noise is this silo's own, as older releases wrote it."""
+        written: dict[str, Any] = serialise(self)
+        if self.sharing is None:
+            written.pop("sharing", None)
+        return written
 
 
 class Commit(Strict):

@@ -20,7 +20,7 @@ from ...algorithms.job.privacy import Spend, job_spends, signed_sigma
 from ...errors import LocalError
 from ...security.dp import budget_view
 from ...security.dp.budget import ORIGIN, Budget, Ceiling, Steppers, check_covered
-from ...security.dp.budget_records import MechanismSteps
+from ...security.dp.budget_records import MechanismSteps, NoiseSharing
 from ...security.dp.budget_view import BudgetView
 from ...security.dp.rdp import Event, event_of, shown
 from ...security.identity.keys import ENTRY_FILE, Keys, RosterEntry, load_entry
@@ -67,9 +67,14 @@ class DatasetBudget:
             for each in spends
         ]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
+        sharing = None
+        if job.private.shared:
+            sharing = NoiseSharing(unit=job.private.unit, dishonest=job.private.dishonest)
         with self._mutex:
             self._let_go(job.digest)
-            reservation = budget.reserve(job.name, job.digest, round_, purpose, events, ceiling)
+            reservation = budget.reserve(
+                job.name, job.digest, round_, purpose, events, ceiling, sharing
+            )
             limit, spent = budget.limit, shown(budget.epsilon())
             record = PrivacyHead.of(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon

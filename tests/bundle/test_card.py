@@ -63,6 +63,18 @@ def test_a_private_job_says_what_it_covers(tmp_path):
     assert "Not covered either: classifier, trained without noise" in card
 
 
+def test_the_card_of_a_job_that_protects_whole_silos_says_so(tmp_path):
+    private = {"epsilon": 8.0, "delta": 0.01, "sample_rate": 1.0, "sigma": "2.5"}
+    private |= {"unit": "silo", "noise": "shared"}
+    security = {"secure_aggregation": "required", "weight_most": 1000}
+    silos = ["a", "b", "c", "d"]
+    fields = {"model": {"norm": "group"}, "security": security, "silos": silos, "min_cohort": 3}
+    job = make_job("fedavg", privacy=private, **fields)
+    path = made(tmp_path / "model", job, make_data(20), {"kind": "npz"})
+    card = (path / folder.CARD).read_text()
+    assert "The job cost the whole of the silo, all its records together, at most ε = 8" in card
+
+
 def test_a_feature_without_a_contract_has_no_table(arrays):
     card = (arrays / folder.CARD).read_text()
     assert "Records are read as kind npz, and have the shape [1, 8, 8]." in card

@@ -23,7 +23,7 @@ from staddle.commands.privacy import promise
 from staddle.commands.privacy import show as privacy_show
 from staddle.errors import LocalError, PeerError
 from staddle.security.dp.budget import Budget
-from staddle.security.dp.budget_records import MechanismSteps
+from staddle.security.dp.budget_records import MechanismSteps, NoiseSharing
 from staddle.security.dp.rdp import Event, cost, group, shown
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -255,7 +255,8 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         assert found["jobs"] == [
             {
                 "job": name, "digest": digest, "epsilon": shown(cost([event], DELTA)),
-                "epsilon_prv": shown(cost([event], DELTA) * 0.9), "noise": "local", "open": 1,
+                "epsilon_prv": shown(cost([event], DELTA) * 0.9), "noise": "local",
+                "unit": "record", "open": 1,
             }
             for name, digest, event in (("first", DIGEST, first), ("second", "cd" * 32, second))
         ]  # fmt: skip
@@ -278,6 +279,40 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         "2 reservations open; open reservations, for a round that is running or that a crash"
         " ended, count as spent" in " ".join(said.split())
     )
+
+
+def test_each_job_says_what_it_protects(silo):
+    """A record, or the whole silo; budgets of earlier releases do not say it of shared noise."""
+    steps = MechanismSteps(sigma="2", q="1", steps=3, shared=True)
+    with silo.open() as budget:
+        budget.set_limit("800", "0.00001", "e3" * 32)
+        spend(budget, taken=40)
+        for number, sharing in enumerate(
+            (
+                NoiseSharing(unit="silo", dishonest=2),
+                NoiseSharing(unit="record", dishonest=0),
+                None,
+            )
+        ):
+            digest = f"{number:02}" * 32
+            one = budget.reserve(f"j{number}", digest, 0, "shared", [steps], sharing=sharing)
+            budget.commit(one, [3])
+    jobs = silo.shown()[0]["jobs"]
+    assert [(job["noise"], job["unit"], job.get("dishonest")) for job in jobs] == [
+        ("local", "record", None),
+        ("shared", "silo", 2),
+        ("shared", "record", 0),
+        ("shared", None, None),
+    ]
+    said = call("show", "--config", silo.config).output
+    rows = [list(map(str.strip, line.split("│")))[1:-1] or [""] for line in said.splitlines()]
+    found = {row[0]: (row[2], row[5]) for row in rows if row[0] in {"first", "j0", "j1", "j2"}}
+    assert found == {
+        "first": ("each record", "local"),
+        "j0": ("the whole silo", "shared, 2 dishonest"),
+        "j1": ("each record", "shared, 0 dishonest"),
+        "j2": ("not recorded", "shared"),
+    }
 
 
 def test_an_unfinished_line_is_no_fault_and_a_data_set_without_policy_is_shown(silo):

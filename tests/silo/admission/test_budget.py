@@ -6,6 +6,7 @@ from decimal import Decimal
 from itertools import count
 
 import pytest
+from support.jobs import make_job
 from support.private_jobs import folder_of, opened, policy_for, private_job, steps_of
 from support.recording_gate import World, records
 
@@ -13,6 +14,7 @@ from staddle.algorithms.job.privacy import Spend, job_spends
 from staddle.errors import ExhaustedError, LocalError
 from staddle.security.dp.budget import Ceiling
 from staddle.security.ledger import audit
+from staddle.security.log.segments import Reading
 
 SPEND = (Spend("training", "2", "0.25", 4),)
 CEILING = Ceiling("100", "0.00001")
@@ -51,6 +53,21 @@ def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, j
     assert Decimal(0) < Decimal(first["epsilon"]) < Decimal(second["epsilon"]) < 8
     world.ledger.close()
     assert audit.verify(world.path).ok
+
+
+def test_a_reservation_says_what_shared_noise_protects_and_who_may_be_dishonest(world, job):
+    private = {"epsilon": 8.0, "delta": 0.01, "sample_rate": 1.0, "sigma": "2.5"}
+    private |= {"unit": "silo", "noise": "shared", "dishonest": 2}
+    security = {"secure_aggregation": "required"}
+    fields = {"model": {"norm": "group"}, "silos": ["a", "b", "c", "d"], "min_cohort": 3}
+    whole = make_job("fedavg", privacy=private, security=security, **fields)
+    with opened(world) as budget:
+        budget.reserve(job, 0, SPEND, CEILING)
+        budget.reserve(whole, 0, SPEND, CEILING)
+    lines = Reading(folder_of(world))
+    reserved = [line.record for line in lines if line.record["type"] == "budget.reserve"]
+    assert "sharing" not in reserved[0]
+    assert reserved[1]["sharing"] == {"unit": "silo", "dishonest": 2}
 
 
 def test_a_restart_resets_nothing_and_a_crash_is_no_rollback(world, job):
