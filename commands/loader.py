@@ -25,6 +25,12 @@ COMMANDS: Mapping[str, str] = {
     "health": "federation.health:health",
     "console": ".console.command:console",
     "demo": "federation.demo:demo",
+    "poc up": "federation.poc.up:up",
+    "poc run": "federation.poc.run:run",
+    "poc status": "federation.poc.up:status",
+    "poc down": "federation.poc.up:down",
+    "poc export": "federation.poc.export:export",
+    "poc add-silo": "federation.poc.add_silo:add_silo",
     "simulate": "simulate.simulate:simulate",
     # of a command, not of a group: ``make_context`` below tells it from a file
     "simulate init": "simulate.example:init",
@@ -92,6 +98,7 @@ COMMANDS: Mapping[str, str] = {
 }
 # A group has no function whose docstring could be its help.
 GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
+    "poc": "A federation on this machine that keeps running, for trying out.",
     "keys": "Make and show the keys of a member: silo, coordinator, operator, founder.",
     "federation": "Found a federation, admit and remove its members.",
     "roster": "Make, change, sign and check the list of a federation's members.",

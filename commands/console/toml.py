@@ -8,20 +8,22 @@ from typing import Any
 def to_toml(document: Mapping[str, Any]) -> str:
     """TOML of strings, numbers, lists and one level of tables: all that our files hold.
 
-    Deeper mappings become inline tables.
+    A list of mappings becomes an array of tables; deeper mappings become inline tables.
     """
     plain: dict[str, Any] = {}
-    tables: dict[str, Any] = {}
+    tables: list[tuple[str, Mapping[str, Any]]] = []
     for key, value in document.items():
         if isinstance(value, Mapping):
-            tables[key] = value
+            tables.append((f"[{key}]", value))
+        elif value and isinstance(value, list | tuple) and isinstance(value[0], Mapping):
+            tables += [(f"[[{key}]]", each) for each in value]
         else:
             plain[key] = value
 
     # plain keys first: below a table's name they would be the table's
     lines = _assignments(plain)
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *_assignments(table)]
+    for head, table in tables:
+        lines += ["", head, *_assignments(table)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,5 @@
 """``staddle demo``: a whole federation on this machine, with real processes, TLS and data."""
 
-import json
-import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -34,8 +31,9 @@ from ..console.printer import PrintedTable, Progress, Screen, TaskID
 from ..policy.visibility import seen
 from ..privacy.noise import noise
 from . import local_federation
+from .accuracy import accuracy_table, correct, reports
 from .demo_picture import MethodResult, svg
-from .processes import ChildProcess, running
+from .processes import ChildProcess, exit_on_signals, running
 
 SEED = 7
 SILOS = 4
@@ -100,8 +98,7 @@ def demo(
     screen = Screen()
     check_runs_daemons("a federation")
     digits()  # before a folder is made: LocalError where they are not installed
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    exit_on_signals()
     # Kept even without --keep, so that ledgers and logs can be read afterwards.
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
     made = Demo(
@@ -190,7 +187,8 @@ class Demo:
                 facts = "; ".join(filter(None, (seen(job), noise(job))))
                 self._screen.show(f"{job.name}: {facts}")
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
-        self._show_accuracy(names)
+        columns = dict(zip(self._methods, names, strict=True))
+        printer.show(accuracy_table(self._federation, self._federation.silos, columns))
         sound = self._show_ledgers()
         self._draw(names)
         if self._epsilon is not None:
@@ -313,39 +311,9 @@ class Demo:
 
     # Results.
 
-    def _reports(self, silo: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        jobs = self._federation.state(silo) / "jobs"
-        return [json.loads((jobs / name / "report.json").read_text()) for name in names]
-
-    def _show_accuracy(self, names: Sequence[str]) -> None:
-        """From each silo's own report: the coordinator knows sums over silos only."""
-        columns = ("silo", "train", "test", "classes", "one class", *self._methods)
-        rows: list[Sequence[str]] = []
-        totals = [0] * len(names)
-        tested = frequent = 0
-        for silo in self._federation.silos:
-            reports = self._reports(silo, names)
-            correct = list(map(_correct, reports))
-            # The same for all jobs: the split follows from the silo's own key, not from the job.
-            final = reports[0]["final"]["tested"]
-            tested += final
-            # What a model reaches that says one class for all.
-            own_frequent = max(reports[0]["final"]["trained"]["by_class"][1])
-            frequent += own_frequent
-            totals = [total + c for total, c in zip(totals, correct, strict=True)]
-            present = sum(count > 0 for count in reports[0]["classes"])
-            shown = [f"{c / final:.1%}" for c in correct]
-            sizes = (str(reports[0]["samples"]), str(final), str(present))
-            rows.append((silo, *sizes, f"{own_frequent / final:.1%}", *shown))
-        # Over records, not silos: a small silo counts for less.
-        shares = (f"{total / tested:.1%}" for total in (frequent, *totals))
-        rows.append(("all", "", str(tested), "", *shares))
-        right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
-        printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
-
     def _draw(self, names: Sequence[str]) -> None:
         """Draw accuracies and bytes that left into ``result.svg`` of the demo's folder."""
-        reports = {silo: self._reports(silo, names) for silo in self._federation.silos}
+        found = {silo: reports(self._federation, silo, names) for silo in self._federation.silos}
         left: dict[str, Counter[str]] = {name: Counter() for name in names}
         for silo in self._federation.silos:
             for (job, part), total in summary(ledger_folder(self._federation.state(silo))).items():
@@ -355,12 +323,12 @@ class Demo:
         results = [
             MethodResult(
                 method,
-                {silo: _correct(reports[silo][at]) for silo in self._federation.silos},
+                {silo: correct(own[at]) for silo, own in found.items()},
                 left[name],
             )
             for at, (method, name) in enumerate(zip(self._methods, names, strict=True))
         ]
-        tested = {silo: own[0]["final"]["tested"] for silo, own in reports.items()}
+        tested = {silo: own[0]["final"]["tested"] for silo, own in found.items()}
         if not can_draw():
             self._screen.show("no picture, which matplotlib draws; pip install 'staddle[plots]'")
             return
@@ -419,8 +387,3 @@ class Demo:
         )
         printer.show(*verdicts)
         return sound
-
-
-def _correct(report: Mapping[str, Any]) -> int:
-    """Test records that a silo's final model got right; each method says which model that is."""
-    return int(sum(report["final"][report["product"]]["by_class"][0]))

@@ -114,7 +114,7 @@ def submit(
         _check_file(signed, signed_job, weights)
     with connected(operator) as here:
         status = here.submit_weights(signed, weights) if weights else here.submit(signed)
-    printer.show(_line(status))
+    printer.show(status_line(status))
     # The coordinator answers a second submission with the job's status; a script must not take
     # that for a new run.
     if status.stage == "ended":
@@ -148,7 +148,7 @@ def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
     if as_json:
         printer.show_json([status_fields(status) for status in jobs], indent=1)
         return
-    printer.show(*map(_line, jobs) if jobs else ("no jobs",))
+    printer.show(*map(status_line, jobs) if jobs else ("no jobs",))
 
 
 def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
@@ -165,7 +165,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                     f"{_shown(closed['members'])}: {round_text.in_words(closed, reading(report))}"
                 )
                 printer.show(f"round {closed['round']} closed: {said}")
-            printer.show(_line(report.status))
+            printer.show(status_line(report.status))
     # The last report is the job's end: a watch that breaks off raises.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
@@ -174,13 +174,13 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
 def stop(job: Name, operator: OperatorFile) -> None:
     """Stop a job until it is resumed: silos stop training, and their uploads are kept."""
     with connected(operator) as here:
-        printer.show(_line(here.stop(job)))
+        printer.show(status_line(here.stop(job)))
 
 
 def resume(job: Name, operator: OperatorFile) -> None:
     """Resume a stopped job when its turn comes."""
     with connected(operator) as here:
-        printer.show(_line(here.resume(job)))
+        printer.show(status_line(here.resume(job)))
 
 
 def status_fields(status: pb.JobStatus) -> dict[str, Any]:
@@ -205,7 +205,8 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
     }
 
 
-def _line(status: pb.JobStatus) -> str:
+def status_line(status: pb.JobStatus) -> str:
+    """A job's status for people."""
     stage = status.stage
     if stage == "ended":
         stage += f" {status.outcome}"

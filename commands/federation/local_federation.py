@@ -10,8 +10,9 @@
                                  ledger, reports)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +82,46 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
             f"{folder}: not empty; choose another folder, so that no key is overwritten"
         )
 
-    # a silo's and the coordinator's keys lie in a folder within their own: next to them come a
-    # configuration and state
-    members = [
-        ("founder", Role.FOUNDER),
-        ("operator", Role.OPERATOR),
-        ("coordinator", Role.COORDINATOR),
-    ]
+    members = [("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]
     members += [(silo, Role.SILO) for silo in silos]
-    entries: dict[str, RosterEntry] = {}
-    for member, role in members:
-        place = (
-            folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
-        )
-        entries[member] = create_keys(place, member, role, f"organisation of {member}")
+    founder = _entry(folder, "founder", Role.FOUNDER)
     # One founder suffices here; a real federation should have several.
-    roster = rosters.new(FEDERATION, [entries["founder"]], 1)
-    for member, entry in entries.items():
-        # ``new`` has put the founder in.
-        if member != "founder":
-            roster = rosters.add(roster, entry)
+    roster = rosters.new(FEDERATION, [founder], 1)
+    for member, role in members:
+        roster = rosters.add(roster, _entry(folder, member, role))
+    _save(folder, roster)
+    return LocalFederation(folder, tuple(silos), founder.protocol_fingerprint)
+
+
+def opened(folder: Path) -> LocalFederation:
+    """The federation that ``make`` made there; LocalError if its roster cannot be read."""
+    roster = rosters.load(folder / "roster.json")
+    (founder,) = roster.having(Role.FOUNDER)
+    silos = tuple(entry.id for entry in roster.silos)
+    return LocalFederation(folder, silos, founder.protocol_fingerprint)
+
+
+def join(federation: LocalFederation, silo: str) -> LocalFederation:
+    """Make keys for one more silo, and have the founder sign a roster with it.
+
+    Daemons know the roster that they were started with.
+    """
+    folder = federation.folder
+    roster = rosters.load(folder / "roster.json")
+    _save(folder, rosters.add(roster, _entry(folder, silo, Role.SILO)))
+    return opened(folder)
+
+
+def _entry(folder: Path, member: str, role: Role) -> RosterEntry:
+    """Make a member's keys, which lie in a folder within its own if that holds more than keys."""
+    place = folder / member
+    if role in (Role.COORDINATOR, Role.SILO):
+        place /= "keys"
+    return create_keys(place, member, role, f"organisation of {member}")
+
+
+def _save(folder: Path, roster: rosters.Roster) -> None:
     rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
-    return LocalFederation(folder, tuple(silos), entries["founder"].protocol_fingerprint)
 
 
 def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
@@ -110,10 +129,20 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
 
     Returns the job as silos will read it. Existing files are replaced.
     """
+    return sign_file(federation, write_job(federation, document))
+
+
+def write_job(federation: LocalFederation, document: Mapping[str, Any]) -> Path:
+    """Write a job file into the folder ``jobs``; its path. An existing file is replaced."""
     folder = federation.folder / "jobs"
     folder.mkdir(exist_ok=True)
     source = folder / f"{document['name']}.toml"
     write_atomic(source, to_toml(document).encode(), 0o644)
+    return source
+
+
+def sign_file(federation: LocalFederation, source: Path) -> Job:
+    """Have the operator sign a job file; the signed job lies next to it, as ``.json``."""
     job = Job.from_toml(source).for_federation()
     # As ``staddle job sign`` does: silos price a job by the noise that it names.
     if job.privacy is not None:
@@ -132,18 +161,32 @@ def blind_where_it_can(
     It needs four silos or more, and still more if rounds are of some of them. With private weights,
     or with the training records of ``shards`` declared where a method compares labels.
     """
+
+    def security(job: Job) -> dict[str, Any]:
+        if job.method().compares_labels:
+            return _declared(federation, job, shards)
+        return _private_weights(job, [*map(len, shards)])
+
+    return _blind(document, security)
+
+
+def blind_with_private_weights(
+    document: Mapping[str, Any], records: Sequence[int]
+) -> dict[str, Any]:
+    """The same for a method that compares no labels; ``records`` are the numbers of each silo's."""
+    return _blind(document, partial(_private_weights, records=records))
+
+
+def _blind(
+    document: Mapping[str, Any], security: Callable[[Job], Mapping[str, Any]]
+) -> dict[str, Any]:
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
     # The default of one assumed colluder takes more than three silos (security rule 6).
     if len(job.silos) <= FEWEST:
         return dict(document)
-    declares = job.method().compares_labels
-    security = (
-        _declared(federation, job, shards)
-        if declares
-        else _private_weights(job, [*map(len, shards)])
-    )
     # A blind job with a smaller min_cohort is invalid.
-    made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
+    least = max(job.min_cohort, FEWEST)
+    made = {**document, "min_cohort": least, "security": security(job)}
     try:
         Job.from_file(validate(made, JobFile, "the job"), "the job").document()
     except LocalError:  # something in it has no blind form, or it takes more silos
@@ -245,9 +288,19 @@ def write_silo(
 
     ``address`` as host:port. The silo's state folder exists afterwards.
     """
-    folder = federation.folder / silo
-    save_npz(folder / "data.npz", data)
-    write_atomic(folder / "policy.toml", policy_text(jobs).encode())
+    save_npz(federation.folder / silo / "data.npz", data)
+    configure_silo(federation, silo, address, {"file": "data.npz"}, policy_text(jobs))
+
+
+def configure_silo(
+    federation: LocalFederation,
+    silo: str,
+    address: str,
+    data: Mapping[str, Any],
+    policy: str,
+) -> None:
+    """The same for records that are there: ``data`` is the silo's table [data]."""
+    write_atomic(federation.folder / silo / "policy.toml", policy.encode())
     document = {
         "version": 1,
         "coordinator": address,
@@ -257,7 +310,7 @@ def write_silo(
         "policy": "policy.toml",
         "log": "json",
         "trust": _trust(federation),
-        "data": {"file": "data.npz", "test_fraction": TEST_FRACTION},
+        "data": {**data, "test_fraction": TEST_FRACTION},
     }
     write_atomic(federation.silo_config(silo), to_toml(document).encode())
     federation.state(silo).mkdir(exist_ok=True)

@@ -145,3 +145,9 @@ def running(daemons: Sequence[ChildProcess]) -> Iterator[None]:
     finally:
         for daemon in daemons:
             daemon.stop()
+
+
+def exit_on_signals() -> None:
+    """End this command on SIGTERM and SIGHUP as on Ctrl-C, so that it leaves no daemon behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))

@@ -45,7 +45,7 @@ def status(
     lines: Sequence[str | PrintedTable]
     if is_coordinator(config):
         at_coordinator = coordinator.read(coordinator_configs.load(config))
-        document, lines = _coordinator_document(at_coordinator), _coordinator(at_coordinator)
+        document, lines = _coordinator_document(at_coordinator), coordinator_lines(at_coordinator)
     else:
         at_silo = silo.read(silo_configs.load(config))
         document, lines = _silo_document(at_silo), _silo(at_silo)
@@ -75,7 +75,8 @@ def _coordinator_document(found: CoordinatorStatus) -> dict[str, Any]:
     return {"role": "coordinator", **asdict(found), "directory": str(found.directory)}
 
 
-def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
+def coordinator_lines(found: CoordinatorStatus) -> list[str | PrintedTable]:
+    """A coordinator's jobs, for people."""
     head = _head("coordinator", found.running, found.directory, found.disk)
     if not found.jobs:
         return [head, "no jobs"]

@@ -24,7 +24,7 @@ Key = Literal["label", "labels", "target", "survival"]
 
 
 @dataclass(frozen=True)
-class _Truth:
+class TruthColumns:
     """The columns of what is true of a record, and the key of [data] that names them."""
 
     key: Key
@@ -42,7 +42,7 @@ class _Truth:
             if gone := column.missing.total():
                 yield f"{where}: missing values: {gone:,}"
             if self.key == "label":
-                names = _classes(column)
+                names = classes_of(column)
                 if len(names) < 2:
                     yield f"{where}: {len(names)} class; at least 2 are needed"
                 continue
@@ -134,7 +134,7 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _truth(given: Mapping[Key, Any]) -> _Truth:
+def _truth(given: Mapping[Key, Any]) -> TruthColumns:
     """What was asked for; no columns where nothing was. LocalError for more than one."""
     asked = {key: value for key, value in given.items() if value}
     if len(asked) > 1:
@@ -142,7 +142,7 @@ def _truth(given: Mapping[Key, Any]) -> _Truth:
         raise LocalError(f"{options}: give one of them, as the job's task needs it")
     nothing: tuple[Key, Any] = ("label", ())
     key, value = next(iter(asked.items()), nothing)
-    return _Truth(key, (value,) if isinstance(value, str) else tuple(value))
+    return TruthColumns(key, (value,) if isinstance(value, str) else tuple(value))
 
 
 def contract_of(path: Path) -> Contract:
@@ -171,7 +171,9 @@ def _row(column: Column, records: int) -> tuple[str, ...]:
     return column.name, column.kind, missing, column.shown()
 
 
-def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: Contract) -> list[str]:
+def _faults(
+    found: TableSurvey, truth: TruthColumns, record_id: str, contract: Contract
+) -> list[str]:
     """All that is wrong; targets and the id are no features."""
     faults = list(found.faults)
     own = {feature.name for feature in contract.features}
@@ -185,7 +187,8 @@ def _faults(found: TableSurvey, truth: _Truth, record_id: str, contract: Contrac
     return faults + contract_faults(found, contract.features)
 
 
-def _classes(column: Column) -> tuple[str, ...]:
+def classes_of(column: Column) -> tuple[str, ...]:
+    """The classes in a column, as texts: numbers by size, then the others."""
     numbers = sorted(set(column.numbers))
     return column.known or (*(f"{number:.15g}" for number in numbers), *column.categories)
 
@@ -199,12 +202,41 @@ def _repeated(column: Column) -> int:
 def _draft(
     file: Path,
     found: TableSurvey,
-    truth: _Truth,
+    truth: TruthColumns,
     record_id: str,
     form: Mapping[str, str | None],
     contract: Contract,
 ) -> str:
-    """The silo's [data] table: by the job's features, or by the columns that can be some."""
+    """The silo's [data] table, with comments for whoever edits it."""
+    table = drafted_table(file, found, truth, record_id, form, contract)
+    lines = ["# A draft; the order of classes and of features has to be that of the job."]
+    if "features" in table:
+        # A column of lists is another form, and stands in no row of a table.
+        lines += [
+            f"# Column {name!r} holds lists: for a model that takes it, name it as array in place"
+            " of features."
+            for name in _arrays(found)
+        ]
+    if "features" in table and not contract.features:
+        lines += [
+            "# Agree on center, scale and missing with the other silos: constants of these records",
+            "# would tell of them.",
+        ]
+    return "\n".join([*lines, to_toml({"data": table}).strip()])
+
+
+def drafted_table(
+    file: Path,
+    found: TableSurvey,
+    truth: TruthColumns,
+    record_id: str,
+    form: Mapping[str, str | None],
+    contract: Contract,
+) -> dict[str, Any]:
+    """A silo's table [data]: by the job's features, or by the columns that can be some.
+
+    ``form`` has the keys that say how the file is written.
+    """
     kind, key = _source_of(file)
     table: dict[str, Any] = {"kind": kind, key: str(file)}
     # How it is written, where that is another way than by default.
@@ -216,11 +248,10 @@ def _draft(
     if record_id:
         table["id"] = record_id
     if truth.key == "label":
-        table |= _of_classes(_classes(found[truth.columns[0]]), contract)
-    comment = "# A draft; the order of classes and of features has to be that of the job."
+        table |= _of_classes(classes_of(found[truth.columns[0]]), contract)
     features = contract.features or _guessed(found, {*truth.columns, record_id})
     if other := _other_form(found, features, contract):
-        return "\n".join([comment, to_toml({"data": table | other}).strip()])
+        return table | other
     table["features"] = [feature.name for feature in features]
     for key in ("unit", "categories", "center", "scale", "missing"):
         default = Feature.model_fields[key].default
@@ -240,19 +271,7 @@ def _draft(
     }
     if marks:
         table["missing_marks"] = marks
-    lines = [comment]
-    # A column of lists is another form, and stands in no row of a table.
-    lines += [
-        f"# Column {name!r} holds lists: for a model that takes it, name it as array in place of"
-        " features."
-        for name in _arrays(found)
-    ]
-    if not contract.features:
-        lines += [
-            "# Agree on center, scale and missing with the other silos: constants of these records",
-            "# would tell of them.",
-        ]
-    return "\n".join([*lines, to_toml({"data": table}).strip()])
+    return table
 
 
 def _source_of(path: Path) -> tuple[str, str]:

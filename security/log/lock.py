@@ -1,4 +1,7 @@
-"""One process a state folder, one writer a ledger."""
+"""One process a state folder, one writer a ledger.
+
+The file ``LOCK`` of a state folder has the number of the process that holds it, or held it last.
+"""
 
 import os
 import time
@@ -34,6 +37,31 @@ def locked(folder: Path) -> Iterator[None]:
             time.sleep(WAIT)
         else:
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
+        _sign(descriptor, folder / "LOCK")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sign(descriptor: int, path: Path) -> None:
+    """Write our number, by which others find us."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold the folder itself while the block runs, for a command that changes what is in it.
+
+    It makes no file. LocalError if another process holds the folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if not _taken(descriptor, folder):
+            raise LocalError(f"{folder}: another command is at work here; wait until it has ended")
         yield
     finally:
         os.close(descriptor)

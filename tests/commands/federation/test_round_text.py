@@ -233,11 +233,11 @@ def test_a_line_of_a_job_names_who_declined():
     status = pb.JobStatus(
         job="one", stage="round", rounds=2, answers={"b": "DATA", "a": "accepted"}
     )
-    line = jobs._line(status)
+    line = jobs.status_line(status)
     assert "declined by b (DATA" in line
     assert line.endswith("their own logs say why")
     del status.answers["b"]
-    assert "declined" not in jobs._line(status)
+    assert "declined" not in jobs.status_line(status)
 
 
 TABLE_NAMES = ("confusion", "scores", "risks", "targets.target", "roc")
