@@ -91,6 +91,19 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
     said = staddle("poc", "run", folder)
     assert "federated" in said
     assert len([line for line in said.splitlines() if "ended completed" in line]) == 2
+    before = (folder / "a" / "policy.toml").read_bytes()
+
+    # another method, which the policies allow once they are told to; agents read them again
+    text = (folder / "jobs" / "first.toml").read_text()
+    (folder / "jobs" / "other.toml").write_text(
+        text.replace('"first"', '"other"').replace('"pfedsim"', '"fedavg"')
+    )
+    with pytest.raises(LocalError, match="method 'fedavg' and part 'model'"):
+        staddle("poc", "run", folder, "other")
+    said = staddle("poc", "run", folder, "other", "--allow")
+    assert "other                    ended completed" in said
+    assert (folder / "a" / "policy.before.toml").read_bytes() == before
+    assert states(folder) == first
 
     # the same command changes nothing that runs, and starts what was killed
     os.kill(first["b"], signal.SIGKILL)
@@ -101,15 +114,20 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
     assert {name for name in first if first[name] != again[name]} == {"b"}
     assert "everything runs already" in staddle("poc", "up", folder)
 
+    for silo in "ab":
+        (folder / silo / "policy.toml").write_bytes(before)
     said = staddle("poc", "add-silo", folder, "d", "--data", tmp_path / "d.csv")
     assert "d is a silo of" in said
+    assert "c: its policy was changed by hand" in said
+    # of four silos jobs are blind, for which the policy of before has no rules
+    shutil.copy(folder / "a" / "policy.toml", folder / "c" / "policy.toml")
     said = staddle("poc", "run", folder)
     assert " d " in said
     assert "blind" in said  # four silos, at last
 
     # one of them moves, with its ledger
     out = tmp_path / "moved.tar.gz"
-    before = verify(ledger_folder(folder / "c" / "state")).records
+    length = verify(ledger_folder(folder / "c" / "state")).records
     address = f"127.0.0.1:{workspaces_port(folder)}"
     said = staddle("poc", "export", folder, "c", out, "--coordinator", address)
     assert "two agents with one" in said
@@ -132,7 +150,7 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
         while daemons[0].wait_for("job.finished", 120)["job"] != "moved":
             pass
     check_ledger(folder, moved / "state", moved / "keys")
-    assert verify(ledger_folder(moved / "state")).records > before
+    assert verify(ledger_folder(moved / "state")).records > length
 
     assert "stopped: coordinator, a, b, d" in staddle("poc", "down", folder)
     assert not any(states(folder).values())

@@ -64,7 +64,7 @@ def _renew_policies(workspace: Workspace, before: bytes) -> list[str]:
 
     With four silos jobs are blind, for one, which takes other rules.
     """
-    files = {silo: workspace.folder / silo / "policy.toml" for silo in workspace.here}
+    files = workspace.policy_files()
     drafted = [path for path in files.values() if path.read_bytes() == before]
     renewed = workspace.policy().encode()
     write_all([(path, renewed) for path in drafted], 0o600)
@@ -132,5 +132,5 @@ def _table(workspace: Workspace, data: Path | None, contract: Contract) -> SiloT
         return None
     table = read_table(data, workspace.choices)
     faults = table.faults(workspace.choices, contract)
-    check_local(not faults, "\n".join([f"{data}: does not fit the jobs", *faults]))
+    check_local(not faults, "\n".join(["the file does not fit the jobs", *faults]))
     return table

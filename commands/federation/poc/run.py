@@ -1,6 +1,6 @@
 """``staddle poc run``: jobs from their files to what each silo gained by them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ....errors import AbortedError
-from ....files.documents import read_bytes
+from ....files.documents import read_bytes, write_all
 from ....security.faults import check_local
 from ....silo.job_folder import JobFolder
 from ...console import printer
@@ -22,12 +22,13 @@ from .up import FOLDER, Folder
 from .workspace import BASELINE, FIRST, Workspace, alone
 
 COLUMNS: Mapping[str, str] = {BASELINE: "each on its own", FIRST: "federated"}
+BEFORE = "policy.before.toml"
 LOOK = """\
 To look at a silo's side of it, what left it and the model that it keeps:
   staddle ledger show {folder}/{silo} --job {job}
   staddle model show --model {folder}/{silo}/state/jobs/{job}/model
 A job of your own: copy {folder}/jobs/{job}.toml to NAME.toml there, change its name to NAME and
-what you like, and run `staddle poc run {folder} NAME`."""
+what you like, and run `staddle poc run {folder} NAME --allow`: policies allow what was drafted."""
 
 
 def run(
@@ -39,6 +40,14 @@ def run(
             help="Jobs of the folder's jobs/NAME.toml; left out: the first two.",
         ),
     ] = None,
+    allow: Annotated[
+        bool,
+        typer.Option(
+            "--allow",
+            help="Draft the policies of the silos here again, to allow these jobs; the old ones are"
+            " kept as policy.before.toml.",
+        ),
+    ] = False,
 ) -> None:
     """Sign jobs, submit them, watch them until they have ended, and compare what came of them.
 
@@ -52,6 +61,8 @@ def run(
         drafted = {COLUMNS[kind]: path for kind, path in workspace.jobs.items()}
         chosen = {name: workspace.folder / "jobs" / f"{name}.toml" for name in names or ()}
         columns = chosen or drafted
+        if allow:
+            _allow(workspace, columns.values())
         with connected(workspace.operator) as operator:
             ran = {status.job for status in operator.jobs()}
             for path in columns.values():
@@ -68,6 +79,14 @@ def run(
     printer.show(accuracy_table(workspace.federation, finished, jobs))
     job, silo = list(jobs.values())[-1], finished[0]
     printer.show(*LOOK.format(folder=quote(str(folder)), silo=silo, job=job).splitlines())
+
+
+def _allow(workspace: Workspace, sources: Iterable[Path]) -> None:
+    text = workspace.policy(sources).encode()
+    files = workspace.policy_files().values()
+    write_all([(path.with_name(BEFORE), path.read_bytes()) for path in files], 0o600)
+    # Each agent reads its policy before it answers the next offer.
+    write_all([(path, text) for path in files], 0o600)
 
 
 def _has_all(workspace: Workspace, silo: str, jobs: Mapping[str, str]) -> bool:

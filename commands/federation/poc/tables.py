@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from math import ceil, log10
+from math import ceil, log2, log10
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from ....algorithms.data.survey import (
     contract_faults,
     survey,
 )
-from ....errors import LocalError
 from ....files.documents import Strict
+from ....security.faults import check_local
 from ...silo.data import Contract, TruthColumns, classes_of, drafted_table
 
 DELIMITERS = ",;\t|"
@@ -56,14 +56,19 @@ class SiloTable:
         return self.found.records
 
     def faults(self, reading: TableForm, contract: Contract) -> list[str]:
-        """What stands in it against a job that was drafted before."""
-        target = self.found[reading.target]
-        faults = contract_faults(self.found, contract.features)
-        if others := set(classes_of(target)) - set(contract.class_names or ()):
-            faults.append(f"target {target.name!r}: the jobs know no class {_listed(others)}")
-        if gone := target.missing.total():
-            faults.append(f"target {target.name!r}: missing values: {gone:,}; fill them in")
-        return [*self.found.faults, *faults]
+        """What stands in it against a job with this contract."""
+        target, columns = self.found[reading.target], self.found.columns
+        others = set(classes_of(target)) - set(contract.class_names or ())
+        gone = target.missing.total()
+        found = {
+            f"target {target.name!r}: the jobs know no class {_listed(others)}": others,
+            f"target {target.name!r}: missing values: {gone:,}; fill them in": gone,
+        }
+        # A column of these alone has no numbers, and would be left out.
+        commas = chain.from_iterable(column.faults() for column in columns if column.commas)
+        wrong = contract_faults(self.found, contract.features)
+        all_faults = [*self.found.faults, *filter(found.get, found), *wrong, *commas]
+        return [f"{self.path}: {fault}" for fault in all_faults]
 
     def data(self, reading: TableForm, contract: Contract, name: str) -> dict[str, Any]:
         """The silo's table [data], for a copy of the file with this name next to silo.toml."""
@@ -76,16 +81,15 @@ class SiloTable:
 
 def read_table(path: Path, reading: TableForm) -> SiloTable:
     """Read a file; LocalError for one that is no table with the target, or has faults."""
-    if not path.is_file():
-        raise LocalError(f"{path}: no such file; give the CSV file of a silo's records")
+    check_local(path.is_file(), f"{path}: no such file; give the CSV file of a silo's records")
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline()
     delimiter = reading.delimiter or max(DELIMITERS, key=first.count)
     found = survey(path, delimiter, decimal=reading.decimal)
+    known = ", ".join(found.names)
     for option, name in {"--target": reading.target, "--id": reading.record_id}.items():
-        if name not in ("", *found.names):
-            known = ", ".join(found.names)
-            raise LocalError(f"{path}: has no column {name!r} ({option}); its columns: {known}")
+        named = name in ("", *found.names)
+        check_local(named, f"{path}: has no column {name!r} ({option}); its columns: {known}")
     return SiloTable(path, {"delimiter": delimiter, "decimal": reading.decimal}, found)
 
 
@@ -107,36 +111,24 @@ class SiloTables:
         first = next(iter(self.tables.values()))
         for other in self.tables.values():
             here, there = set(first.found.names), set(other.found.names)
-            if here != there:
-                raise LocalError(
-                    f"{other.path}: its columns differ from those of {first.path}; it lacks"
-                    f" {_listed(here - there)}, and has besides {_listed(there - here)}. Give all"
-                    " files the same columns"
-                )
-        faults = list(chain.from_iterable(map(self._faults, self.tables.values())))
-        if len(self.classes) not in range(2, MOST_CATEGORIES + 1):
-            faults.append(
-                f"--target {self.reading.target}: {len(self.classes):,} different values; a target"
-                f" has 2 to {MOST_CATEGORIES} classes. For other tasks write the job yourself"
-                " (docs/operate.md)"
+            check_local(
+                here == there,
+                f"{other.path}: its columns differ from those of {first.path}; it lacks"
+                f" {_listed(here - there)}, and has besides {_listed(there - here)}. Give all files"
+                " the same columns",
             )
-        if faults:
-            raise LocalError("\n".join(["the files cannot be used as they are", *faults[:SHOWN]]))
-
-    def _faults(self, table: SiloTable) -> Iterator[str]:
-        yield from (f"{table.path}: {fault}" for fault in table.found.faults)
-        target = table.found[self.reading.target]
-        if gone := target.missing.total():
-            yield f"{table.path}: target {target.name!r}: missing values: {gone:,}; fill them in"
-        features = {own.name: own for own in self.features}
-        for column in table.found.columns:
-            feature = features.get(column.name)
-            kind = "categories" if feature and feature.categories else "number"
-            if feature and column.kind not in (kind, "empty"):
-                yield f"{table.path}: column {column.name!r}: {column.kind} here, {kind} elsewhere"
-            # Elsewhere a column with texts is left out, but commas show how the file is written.
-            elif column.commas or (feature and kind == "number" and column.texts):
-                yield from (f"{table.path}: column {column.name!r}: {f}" for f in column.faults())
+        some = len(self.classes) in range(2, MOST_CATEGORIES + 1)
+        check_local(
+            some,
+            f"--target {self.reading.target}: {len(self.classes):,} different values; a target has"
+            f" 2 to {MOST_CATEGORIES} classes. For other tasks write the job yourself"
+            " (docs/operate.md)",
+        )
+        faults: list[str] = []
+        for table in self.tables.values():
+            faults += table.faults(self.reading, self.contract)
+        shown = "\n".join(["the files cannot be used as they are", *faults[:SHOWN]])
+        check_local(not faults, shown)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -161,7 +153,8 @@ class SiloTables:
         """The tables of a job file that say what a record is, and a model for it."""
         names = list(self.classes)
         size = {"classes": len(names), "class_names": names, "input": [1, 1, width(self.features)]}
-        return {"model": {**MODEL, **size}, "features": _written(self.features)}
+        tables = [own.model_dump(exclude_defaults=True) for own in self.features]
+        return {"model": {**MODEL, **size}, "features": tables}
 
     def notes(self) -> Iterator[str]:
         """What whoever holds the files should look at."""
@@ -179,15 +172,6 @@ class SiloTables:
                 yield from (f"{silo}: column {name!r} {fault}" for fault in found[name].faults())
 
 
-def _written(features: Sequence[Feature]) -> list[dict[str, Any]]:
-    """The tables [[features]] of a job file."""
-    tables = [own.model_dump(exclude_defaults=True) for own in features]
-    for table in tables:
-        if "missing" in table and "categories" not in table:
-            table["missing"] = float(table["missing"])
-    return tables
-
-
 def _feature(columns: Sequence[Column]) -> Feature | None:
     """What all files have in a column; None where it is no feature."""
     name, kinds = columns[0].name, Counter(column.kind for column in columns)
@@ -201,13 +185,17 @@ def _feature(columns: Sequence[Column]) -> Feature | None:
     numbers = np.concatenate([np.array(column.numbers) for column in columns])
     if kind != "number" or len(set(numbers)) < 2:
         return None
-    # To a thousandth of a deviation, so that no single value shows.
+    # Rounded to a hundredth of a deviation, so that no single value shows.
     deviation = float(f"{numbers.std():.2g}")
-    mean = round(float(numbers.mean()), 2 - ceil(log10(deviation)))
+    digits = 2 - ceil(log10(deviation))
+    mean = round(float(numbers.mean()), digits)
+    # A range that holds all, doubled rather than fitted for values that are far away.
+    extent = float(np.abs(numbers - mean).max()) / (FAR * deviation)
+    far = FAR * deviation * 2 ** max(0, ceil(log2(extent)))
     return Feature(
         name=name,
-        least=float(f"{mean - FAR * deviation:.4g}"),
-        most=float(f"{mean + FAR * deviation:.4g}"),
+        least=round(mean - far, digits),
+        most=round(mean + far, digits),
         center=mean,
         scale=deviation,
         missing=repr(mean) if gone else None,

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,10 +134,9 @@ class Workspace:
         for silo in self.here:
             report = check(self.federation.silo_config(silo), [signed])
             faults = [f"{one.name}: {one.text}" for one in report.findings if not one.ok]
-            policy = self.folder / silo / "policy.toml"
             advice = (
-                f"What may leave is for you to say, in {policy}; staddle policy new {signed} drafts"
-                " that. Then run staddle poc down and up"
+                f"What may leave is for you to say, in {self.folder / silo}/policy.toml; --allow"
+                " drafts the policies here again, to allow this job"
             )
             said = [f"{silo} would decline {source}, or is not ready", *faults, advice]
             check_local(not faults, "\n".join(said))
@@ -183,10 +182,16 @@ class Workspace:
         shutil.copyfile(own.path, copy)
         self._configure(silo, own.data(self.choices, contract, copy.name))
 
-    def policy(self) -> str:
-        """A policy that allows the newest drafted jobs, and nothing else."""
-        jobs = [Job.from_toml(path).for_federation() for path in self.jobs.values()]
-        return local_federation.policy_text(jobs)
+    def policy(self, more: Iterable[Path] = ()) -> str:
+        """A policy that allows the newest drafted jobs and ``more`` job files, and nothing else."""
+        files = dict.fromkeys((*self.jobs.values(), *more))
+        return local_federation.policy_text(
+            [Job.from_toml(path).for_federation() for path in files]
+        )
+
+    def policy_files(self) -> dict[str, Path]:
+        """The policies of the silos here, which agents read again when they change."""
+        return {silo: self.folder / silo / "policy.toml" for silo in self.here}
 
     def _configure(self, silo: str, data: Mapping[str, Any]) -> None:
         """Write a silo's configuration, and a policy that allows the drafted jobs."""
