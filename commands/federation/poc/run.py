@@ -36,7 +36,7 @@ def run(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...",
+            metavar="NAME",
             help="Jobs of the folder's jobs/NAME.toml; left out: the first two.",
         ),
     ] = None,

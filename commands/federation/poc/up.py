@@ -21,7 +21,7 @@ from ..status import coordinator_lines
 from .workspace import RECORD, SILOS, Choices, Workspace, alone, make, opened
 
 FOLDER = Path("staddle-poc")
-Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of the federation.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the federation.")]
 WARNING = """\
 All keys and all records lie on this machine, in {folder}: whoever reads it can be everybody. So
 this federation is for trying out. For real, each party makes its keys on its own machine, and
@@ -57,8 +57,8 @@ def up(
 
     Real keys, a signed roster, a coordinator and silos as processes in the background, policies,
     and two jobs to begin with. With --data each file is a silo, which is named after it; without,
-    the silos share the handwritten digits that come with scikit-learn. It asks for nothing that is
-    there already: run again, it starts what has stopped, and changes nothing else.
+    the silos share the handwritten digits that come with scikit-learn. Run again, it starts what
+    has stopped, and changes nothing else.
     """
     check_runs_daemons("a federation")
     exit_on_signals()
