@@ -65,7 +65,7 @@ class BackgroundDaemon:
             " and stop that process yourself"
         )
 
-    def launch(self) -> "LaunchedDaemon":
+    def launch(self) -> "WatchedDaemon":
         """Start it; it ends neither with this command nor with the terminal."""
         command = [sys.executable, "-P", "-m", self.module, "--config", str(self.config.resolve())]
         # It has numbers of records by class, so it is for its owner alone.
@@ -79,15 +79,20 @@ class BackgroundDaemon:
                 stderr=log,
                 start_new_session=True,
             )
-        return LaunchedDaemon(self, process, begins)
+        return WatchedDaemon(self, psutil.Process(process.pid), begins)
+
+    def watch(self) -> "WatchedDaemon | None":
+        """Its log from now on; None if it does not run."""
+        process = self.process()
+        return WatchedDaemon(self, process, self.log.stat().st_size) if process else None
 
 
 @dataclass(frozen=True)
-class LaunchedDaemon:
-    """A daemon that this command has started; its log of this start begins at ``begins``."""
+class WatchedDaemon:
+    """A daemon that runs, and its log from ``begins`` on."""
 
     daemon: BackgroundDaemon
-    child: "subprocess.Popen[bytes]"
+    process: psutil.Process
     begins: int
 
     def said(self) -> str:
@@ -96,18 +101,18 @@ class LaunchedDaemon:
             log.seek(self.begins)
             return log.read().decode(errors="replace")
 
-    def wait_ready(self) -> None:
-        """Return once it says that it has started.
+    def wait_for(self, event: str) -> None:
+        """Return once it has logged an event of this name.
 
         AbortedError, with the end of its log, if it ends or takes too long.
         """
         name, until = self.daemon.name, time.monotonic() + START_SECONDS
-        while f'"{self.daemon.ready}"' not in self.said():
-            with suppress(subprocess.TimeoutExpired):
-                code = self.child.wait(LOOK_SECONDS)
+        while f'"{event}"' not in self.said():
+            with suppress(psutil.TimeoutExpired):
+                code = self.process.wait(LOOK_SECONDS)
                 raise AbortedError(f"{name} ended with code {code}; {self._tail()}")
             if time.monotonic() > until:
-                why = f"{name}: has not started within {START_SECONDS:g} s"
+                why = f"{name}: no event {event!r} within {START_SECONDS:g} s"
                 raise AbortedError(f"{why}; {self._tail()}")
 
     def _tail(self) -> str:
@@ -120,17 +125,17 @@ def start(daemons: Sequence[BackgroundDaemon]) -> list[str]:
 
     AbortedError if one fails: then none of those that were started still runs.
     """
-    launched: list[LaunchedDaemon] = []
+    launched: list[WatchedDaemon] = []
     try:
         for daemon in daemons:
             if daemon.process() is None:
                 # One by one: a failure ends those that were launched before.
                 launched += [daemon.launch()]
         for each in launched:
-            each.wait_ready()
+            each.wait_for(each.daemon.ready)
     # Ctrl-C, too
     except BaseException:
-        end([psutil.Process(each.child.pid) for each in launched if each.child.poll() is None])
+        end([each.process for each in launched])
         raise
     return [each.daemon.name for each in launched]
 

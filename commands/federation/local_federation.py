@@ -3,7 +3,7 @@
 ::
     <folder>/roster.json         signed by the one founder
     <folder>/founder/ operator/  their keys
-    <folder>/operator.toml       for `staddle job submit` and its like
+    <folder>/operator.toml       for `staddle job submit` and its like; founder.toml
     <folder>/jobs/<name>.toml    what the operator wrote; <name>.json is what the operator signed
     <folder>/coordinator/        keys, coordinator.toml, state
     <folder>/silo-1/ …           keys, silo.toml, policy.toml, data.npz, state (personal parts,
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...algorithms.data.dataset import Dataset, save_npz, split
 from ...algorithms.job.job import Job, JobFile
@@ -89,7 +89,7 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
     roster = rosters.new(FEDERATION, [founder], 1)
     for member, role in members:
         roster = rosters.add(roster, _entry(folder, member, role))
-    _save(folder, roster)
+    rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
     return LocalFederation(folder, tuple(silos), founder.protocol_fingerprint)
 
 
@@ -101,15 +101,12 @@ def opened(folder: Path) -> LocalFederation:
     return LocalFederation(folder, silos, founder.protocol_fingerprint)
 
 
-def join(federation: LocalFederation, silo: str) -> LocalFederation:
-    """Make keys for one more silo, and have the founder sign a roster with it.
-
-    Daemons know the roster that they were started with.
-    """
+def roster_with(federation: LocalFederation, silo: str) -> rosters.Roster:
+    """Make keys for one more silo; the next roster, with it and signed, which nobody has yet."""
     folder = federation.folder
     roster = rosters.load(folder / "roster.json")
-    _save(folder, rosters.add(roster, _entry(folder, silo, Role.SILO)))
-    return opened(folder)
+    following = rosters.add(roster, _entry(folder, silo, Role.SILO))
+    return rosters.sign(following, load_keys(folder / "founder"))
 
 
 def _entry(folder: Path, member: str, role: Role) -> RosterEntry:
@@ -118,10 +115,6 @@ def _entry(folder: Path, member: str, role: Role) -> RosterEntry:
     if role in (Role.COORDINATOR, Role.SILO):
         place /= "keys"
     return create_keys(place, member, role, f"organisation of {member}")
-
-
-def _save(folder: Path, roster: rosters.Roster) -> None:
-    rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
 
 
 def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
@@ -264,16 +257,18 @@ def write_coordinator(
     write_atomic(federation.coordinator_config, to_toml(document).encode())
 
 
-def write_operator(federation: LocalFederation, address: str) -> Path:
-    """The operator's configuration; its path.
+def write_operator(
+    federation: LocalFederation, address: str, member: Literal["operator", "founder"] = "operator"
+) -> Path:
+    """The operator's configuration, or the founder's; its path.
 
     ``address`` as host:port.
     """
-    path = federation.folder / "operator.toml"
+    path = federation.folder / f"{member}.toml"
     document = {
         "version": 1,
         "coordinator": address,
-        "keys": "operator",
+        "keys": member,
         "roster": "roster.json",
         "trust": _trust(federation),
     }

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from staddle.commands.federation import background
 from staddle.commands.federation.background import BackgroundDaemon
-from staddle.commands.federation.poc import workspace as workspaces
 from staddle.commands.federation.processes import ChildProcess, running
 from staddle.commands.main import app
+from staddle.commands.poc import workspace as workspaces
 from staddle.errors import AbortedError, LocalError
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.audit import ledger_folder, verify
@@ -119,6 +119,7 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
     said = staddle("poc", "add-silo", folder, "d", "--data", tmp_path / "d.csv")
     assert "d is a silo of" in said
     assert "c: its policy was changed by hand" in said
+    assert {**states(folder), "d": None} == {**again, "d": None}  # nothing was restarted
     # of four silos jobs are blind, for which the policy of before has no rules
     shutil.copy(folder / "a" / "policy.toml", folder / "c" / "policy.toml")
     said = staddle("poc", "run", folder)

@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ....algorithms.data.rows import Decimal
-from ....coordinator import config as coordinator_configs
-from ....coordinator import status as coordinator
-from ....files.portable import check_runs_daemons
-from ....security.faults import check_local
-from ....security.log.lock import claimed
-from ...console import printer
-from ...console.output import number
-from ...console.printer import PrintedTable, Screen
-from .. import background
-from ..processes import exit_on_signals
-from ..status import coordinator_lines
+from ...algorithms.data.rows import Decimal
+from ...coordinator import config as coordinator_configs
+from ...coordinator import status as coordinator
+from ...files.portable import check_runs_daemons
+from ...security.faults import check_local
+from ...security.log.lock import claimed
+from ..console import printer
+from ..console.output import number
+from ..console.printer import PrintedTable, Screen
+from ..federation import background
+from ..federation.processes import exit_on_signals
+from ..federation.status import coordinator_lines
 from .workspace import RECORD, SILOS, Choices, Workspace, alone, make, opened
 
 FOLDER = Path("staddle-poc")

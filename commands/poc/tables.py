@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from ....algorithms.data.features import Feature, width
-from ....algorithms.data.rows import Decimal
-from ....algorithms.data.survey import (
+from ...algorithms.data.features import Feature, width
+from ...algorithms.data.rows import Decimal
+from ...algorithms.data.survey import (
     MOST_CATEGORIES,
     Column,
     TableSurvey,
     contract_faults,
     survey,
 )
-from ....files.documents import Strict
-from ....security.faults import check_local
-from ...silo.data import Contract, TruthColumns, classes_of, drafted_table
+from ...files.documents import Strict
+from ...security.faults import check_local
+from ..silo.data import Contract, TruthColumns, classes_of, drafted_table
 
 DELIMITERS = ",;\t|"
 FAR = 10  # deviations from the mean at which a value is out of range

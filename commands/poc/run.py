@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ....errors import AbortedError
-from ....files.documents import read_bytes, write_all
-from ....security.faults import check_local
-from ....silo.job_folder import JobFolder
-from ...console import printer
-from ...console.printer import Screen
-from ...policy.visibility import seen
-from ...privacy.noise import noise
-from ..accuracy import accuracy_table
-from ..jobs import status_line
-from ..operator_client import Operator, connected
+from ...errors import AbortedError
+from ...files.documents import read_bytes, write_all
+from ...security.faults import check_local
+from ...silo.job_folder import JobFolder
+from ..console import printer
+from ..console.printer import Screen
+from ..federation.accuracy import accuracy_table
+from ..federation.jobs import status_line
+from ..federation.operator_client import Operator, connected
+from ..policy.visibility import seen
+from ..privacy.noise import noise
 from .up import FOLDER, Folder
 from .workspace import BASELINE, FIRST, Workspace, alone
 
@@ -82,11 +82,9 @@ def run(
 
 
 def _allow(workspace: Workspace, sources: Iterable[Path]) -> None:
-    text = workspace.policy(sources).encode()
-    files = workspace.policy_files().values()
+    files = map(workspace.policy_file, workspace.here)
     write_all([(path.with_name(BEFORE), path.read_bytes()) for path in files], 0o600)
-    # Each agent reads its policy before it answers the next offer.
-    write_all([(path, text) for path in files], 0o600)
+    workspace.renew_policies(workspace.policy(sources), workspace.here)
 
 
 def _has_all(workspace: Workspace, silo: str, jobs: Mapping[str, str]) -> bool:

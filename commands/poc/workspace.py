@@ -19,22 +19,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ....algorithms.data.dataset import Dataset, digits, save_npz
-from ....algorithms.job.job import Job
-from ....algorithms.partition.draw import dirichlet
-from ....coordinator import config as coordinator_configs
-from ....errors import LocalError
-from ....files.documents import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
-from ....security.faults import check_local
-from ....security.identity.keys import ID_PATTERN
-from ....security.log.lock import claimed
-from ....silo.check import check
-from ...console.job_example import MODEL
-from ...silo.data import Contract
-from .. import local_federation
-from ..background import BackgroundDaemon
-from ..demo import ALPHA, SEED, TIMING, TRAINING
-from ..local_federation import LocalFederation
+from ...algorithms.data.dataset import Dataset, digits, save_npz
+from ...algorithms.job.job import Job
+from ...algorithms.partition.draw import dirichlet
+from ...coordinator import config as coordinator_configs
+from ...errors import LocalError
+from ...files.documents import (
+    Strict,
+    canonical_json,
+    parse_canonical,
+    read_bytes,
+    write_all,
+    write_atomic,
+)
+from ...security.faults import check_local
+from ...security.identity.keys import ID_PATTERN
+from ...security.log.lock import claimed
+from ...silo.check import check
+from ..console.job_example import MODEL
+from ..federation import local_federation
+from ..federation.background import BackgroundDaemon
+from ..federation.demo import ALPHA, SEED, TIMING, TRAINING
+from ..federation.local_federation import LocalFederation
+from ..silo.data import Contract
 from .tables import SiloTable, SiloTables, TableForm, read_table
 
 RECORD = "poc.json"
@@ -45,6 +52,7 @@ ROUNDS = 20
 SILOS = 4
 SPARE = 2  # shares of the digits for silos that are added later
 PORTS = range(7443, 7543)  # below those that systems give to connections
+HOLD_SECONDS = 2  # of a poll, between which agents look whether their files have changed
 TAKEN_NAMES = {"founder", "operator", "coordinator", "jobs"}  # folders next to the silos'
 
 
@@ -118,14 +126,20 @@ class Workspace:
         return [self.coordinator, *map(self.agent, self.here)]
 
     @property
+    def _drafted(self) -> list[Path]:
+        """All drafted job files; those for more silos end in the version of their roster."""
+        return [
+            path
+            for path in (self.folder / "jobs").iterdir()
+            if re.fullmatch(rf"({BASELINE}|{FIRST})(-\d+)?\.toml", path.name)
+        ]
+
+    @property
     def jobs(self) -> dict[str, Path]:
         """The newest drafted job files, by what they are of: BASELINE and FIRST."""
-        # Those for more silos have the version of the roster with which they were drafted.
-        found = (self.folder / "jobs").glob(f"{FIRST}*.toml")
-        newest = max(found, key=lambda path: int(path.stem.partition("-")[2] or 1))
-        return {
-            kind: newest.with_name(newest.name.replace(FIRST, kind)) for kind in (BASELINE, FIRST)
-        }
+        newest = sorted(self._drafted, key=lambda path: int(path.stem.partition("-")[2] or 0))
+        found = {path.stem.partition("-")[0]: path for path in newest}
+        return {kind: found[kind] for kind in METHODS}
 
     def sign(self, source: Path) -> Job:
         """Have the operator sign a job file; LocalError if a silo here would decline it."""
@@ -183,15 +197,24 @@ class Workspace:
         self._configure(silo, own.data(self.choices, contract, copy.name))
 
     def policy(self, more: Iterable[Path] = ()) -> str:
-        """A policy that allows the newest drafted jobs and ``more`` job files, and nothing else."""
-        files = dict.fromkeys((*self.jobs.values(), *more))
+        """A policy that allows the drafted jobs and ``more`` job files, and nothing else."""
+        files = sorted({*self._drafted, *more})
         return local_federation.policy_text(
             [Job.from_toml(path).for_federation() for path in files]
         )
 
-    def policy_files(self) -> dict[str, Path]:
-        """The policies of the silos here, which agents read again when they change."""
-        return {silo: self.folder / silo / "policy.toml" for silo in self.here}
+    def policy_file(self, silo: str) -> Path:
+        """A silo's policy."""
+        return self.folder / silo / "policy.toml"
+
+    def renew_policies(self, text: str, silos: Iterable[str]) -> None:
+        """Write silos' policies, and return once each agent that runs decides by them."""
+        data = text.encode()
+        changed = [silo for silo in silos if self.policy_file(silo).read_bytes() != data]
+        watched = [self.agent(silo).watch() for silo in changed]
+        write_all([(self.policy_file(silo), data) for silo in changed], 0o600)
+        for each in filter(None, watched):
+            each.wait_for("policy.reloaded")
 
     def _configure(self, silo: str, data: Mapping[str, Any]) -> None:
         """Write a silo's configuration, and a policy that allows the drafted jobs."""
@@ -284,8 +307,10 @@ def _fill(folder: Path, choices: Choices, tables: SiloTables | None) -> None:
     federation = local_federation.make(folder, list(records))
     workspace = Workspace(federation, WorkspaceRecord(choices=choices, records=records))
     address = f"127.0.0.1:{choices.port or _free_port()}"
-    local_federation.write_coordinator(federation, (), TIMING, address)
+    timing = {**TIMING, "hold_seconds": HOLD_SECONDS}
+    local_federation.write_coordinator(federation, (), timing, address)
     local_federation.write_operator(federation, address)
+    local_federation.write_operator(federation, address, "founder")
     workspace.draft_jobs(described)
     for silo, each in own.items():
         workspace.place(silo, each, contract)

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from ....algorithms.data.dataset import Dataset
-from ....coordinator import config as coordinator_configs
-from ....coordinator import status as coordinator
-from ....files.documents import read_bytes, write_all
-from ....files.toml_document import parse_document
-from ....security.faults import check_local
-from ....security.identity import roster as rosters
-from ...console import printer
-from ...silo.data import Contract, contract_of
-from .. import background, local_federation
+from ...algorithms.data.dataset import Dataset
+from ...files.documents import read_bytes
+from ...files.toml_document import parse_document
+from ...security.faults import check_local
+from ...security.identity import roster as rosters
+from ..console import printer
+from ..federation import background, local_federation
+from ..members import membership_client
+from ..silo.data import Contract, contract_of
 from .tables import SiloTable, read_table
 from .up import Folder
 from .workspace import FIRST, SPARE, Workspace, alone, check_names, digit_shards
@@ -33,15 +32,15 @@ def add_silo(
 ) -> None:
     """Add a silo: its keys, a new roster, its configuration, and jobs for all silos with it.
 
-    The daemons are restarted, since each knows the roster with which it was started.
+    What runs continues: the coordinator passes the roster on.
     """
     with alone(folder) as workspace:
         check_names([name])
-        _check_idle(workspace)
         before = workspace.policy()
         joined = _join(workspace, name, data)
         kept = _renew_policies(joined, before.encode())
-        restart(joined)
+        runs = workspace.coordinator.process() is not None
+        background.start([joined.agent(name)] * runs)
     printer.show(
         f"{name} is a silo of {folder}, by version {_version(joined)} of the roster",
         f"Jobs that name it, too: {', '.join(path.stem for path in joined.jobs.values())}; run"
@@ -49,14 +48,16 @@ def add_silo(
     )
     for silo in kept:
         printer.show(f"{silo}: its policy was changed by hand, and is as it was")
-    for moved in sorted(set(joined.federation.silos) - set(joined.here)):
-        printer.show(f"{moved} runs elsewhere: give it {folder / 'roster.json'}, and restart it")
 
 
-def restart(workspace: Workspace) -> None:
-    """Stop all daemons and start them: each knows the roster with which it was started."""
-    background.stop(workspace.daemons)
-    background.start(workspace.daemons)
+def _publish(workspace: Workspace, roster: rosters.Roster) -> None:
+    """Give everybody the roster, which the coordinator passes on; where none runs it is written."""
+    if workspace.coordinator.process() is None:
+        rosters.save(roster, workspace.folder / "roster.json")
+        return
+    founder = membership_client.read(workspace.folder / "founder.toml")
+    with membership_client.connected(founder) as calls:
+        calls.publish(roster)
 
 
 def _renew_policies(workspace: Workspace, before: bytes) -> list[str]:
@@ -64,29 +65,19 @@ def _renew_policies(workspace: Workspace, before: bytes) -> list[str]:
 
     With four silos jobs are blind, for one, which takes other rules.
     """
-    files = workspace.policy_files()
-    drafted = [path for path in files.values() if path.read_bytes() == before]
-    renewed = workspace.policy().encode()
-    write_all([(path, renewed) for path in drafted], 0o600)
-    return [silo for silo, path in files.items() if path.read_bytes() != renewed]
+    silos = workspace.here
+    drafted = [silo for silo in silos if workspace.policy_file(silo).read_bytes() == before]
+    renewed = workspace.policy()
+    workspace.renew_policies(renewed, drafted)
+    return [silo for silo in silos if workspace.policy_file(silo).read_text() != renewed]
 
 
 def _version(workspace: Workspace) -> int:
     return rosters.load(workspace.folder / "roster.json").version
 
 
-def _check_idle(workspace: Workspace) -> None:
-    """LocalError while a job runs: it was signed under the roster of before."""
-    if not (workspace.coordinator.state / "coordinator.sqlite").exists():
-        return
-    found = coordinator.read(coordinator_configs.load(workspace.coordinator.config))
-    unfinished = ", ".join(job.job for job in found.jobs if job.stage != "ended")
-    why = f"{unfinished} has not ended, and may not survive a new roster; wait until it has"
-    check_local(not unfinished, why)
-
-
 def _join(workspace: Workspace, name: str, data: Path | None) -> Workspace:
-    """The workspace with one more silo; the signed roster is written last."""
+    """The workspace with one more silo; the signed roster is given to everybody last."""
     folder, federation, record = workspace.folder / name, workspace.federation, workspace.record
     check_local(not folder.exists(), f"{folder}: exists already; choose another name")
     drafted = workspace.jobs[FIRST]
@@ -104,7 +95,7 @@ def _join(workspace: Workspace, name: str, data: Path | None) -> Workspace:
     try:
         joined.draft_jobs(described, end)
         joined.place(name, own, contract)
-        local_federation.join(federation, name)
+        _publish(workspace, local_federation.roster_with(federation, name))
     # Ctrl-C, too: keys that no roster has, and jobs for a silo that is none
     except BaseException:
         shutil.rmtree(folder)

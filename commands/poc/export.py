@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ....files.documents import read_bytes, write_atomic
-from ....files.toml_document import parse_document
-from ....proto.channel import checked_address
-from ....security.faults import check_local
-from ....silo import config as silo_configs
-from ...console import printer
-from ...console.toml import to_toml
-from .. import background
+from ...files.documents import read_bytes, write_atomic
+from ...files.toml_document import parse_document
+from ...proto.channel import checked_address
+from ...security.faults import check_local
+from ...silo import config as silo_configs
+from ..console import printer
+from ..console.toml import to_toml
+from ..federation import background
 from .up import Folder
 from .workspace import EXPORTED, Workspace, alone
 
