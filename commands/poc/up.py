@@ -29,6 +29,8 @@ only public files travel: docs/operate.md. `staddle poc export` moves a silo to 
 NEXT = """\
 Next, run a first job, and see what each silo gained by it:
   staddle poc run {folder}
+A page that follows the coordinator, with the extra 'console':
+  staddle console --config {folder}/coordinator/coordinator.toml --operator {folder}/operator.toml
 Stop everything with `staddle poc down {folder}`; `staddle poc up {folder}` starts it again."""
 
 
