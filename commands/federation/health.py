@@ -35,10 +35,11 @@ def health(
     directory = document.get("directory")
     if not isinstance(directory, str):
         raise LocalError(f"{config}: no directory; name the file that the daemon runs with")
-    age = _age(config.parent / directory)
+    folder = config.parent / directory
+    age = _age(folder)
     if age > LATE_SECONDS:
         raise LocalError(
-            f"{directory}: the daemon has not responded for {age:.0f} s; restart it, keep its log"
+            f"{folder}: the daemon has not responded for {age:.0f} s; restart it, keep its log"
         )
     printer.show(f"ready, {age:.0f} s ago")
 
