@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, str] = {
     "job watch": "federation.jobs:watch",
     "job stop": "federation.jobs:stop",
     "job resume": "federation.jobs:resume",
+    "job withdraw": "federation.jobs:withdraw",
     "job results": "federation.results:results",
     "coordinator init": "console.examples:coordinator",
     "coordinator check": "coordinator:check",

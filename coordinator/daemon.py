@@ -45,6 +45,7 @@ from .rounds.events import (
     Fold,
     Folded,
     FoldFailed,
+    Greeted,
     LogEvent,
     RoundDeadline,
     SiloLost,
@@ -200,7 +201,8 @@ class Daemon:
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs.
 
-        The caller has verified the signature. The job is durable when this returns.
+        The caller has verified the signature, and that ``name_kept`` has nothing against the name.
+        The job is durable when this returns.
         """
         state = JobState(
             job.name,
@@ -216,11 +218,28 @@ class Daemon:
         )
         method = job.method().begin()
         run = self._job_run(job, StoredJob(signed, state, dict(method), {}))
+        # One that ended before it began gives its name to this one.
+        before = self.run_of(job.name)
         with self.writing():
+            self._database.drop_job(job.name)
             self._database.add_job(signed, state, method)
-        self.runs.append(run)
+        self.runs = [*(each for each in self.runs if each is not before), run]
         self._begin_next()
         return run
+
+    def name_kept(self, run: JobRun) -> str:
+        """Why no other job may have the name of this one; empty if one may.
+
+        Only a job that ended before its first round, and to whose key nobody contributed, left
+        nothing at any silo that a namesake could be mixed up with.
+        """
+        if run.state.stage != "ended":
+            return f"it has not ended yet ({run.state.stage})"
+        if run.state.opened:
+            return "it has begun"
+        if self._database.contributions(run.job.name):
+            return "silos have contributed to the key that they share in it"
+        return ""
 
     def rounds(self, run: JobRun, first: int = 0) -> list[tuple[int, list[str], dict[str, int]]]:
         """Number, members and metrics of a job's closed rounds, from ``first`` on.
@@ -250,6 +269,11 @@ class Daemon:
         # Operators watch which silos were not heard of (``unheard``).
         if new:
             self.tell(())
+
+    def greeted(self, silo: str) -> None:
+        """Offer a silo again what it declined, once per session: its policy may have changed."""
+        for run in self.runs:
+            self.apply(run, Greeted(silo))
 
     def hold(self) -> float:
         """Until when a call that begins now may wait, on the clock of the event loop."""

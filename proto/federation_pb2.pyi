@@ -38,6 +38,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_TRAINING: _ClassVar[ErrorCode]
     ERROR_CODE_DELIVERY: _ClassVar[ErrorCode]
     ERROR_CODE_BUDGET: _ClassVar[ErrorCode]
+    ERROR_CODE_WAITING: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_APPROVED: _ClassVar[ErrorCode]
 
 class AnswerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -72,6 +74,8 @@ ERROR_CODE_DATA: ErrorCode
 ERROR_CODE_TRAINING: ErrorCode
 ERROR_CODE_DELIVERY: ErrorCode
 ERROR_CODE_BUDGET: ErrorCode
+ERROR_CODE_WAITING: ErrorCode
+ERROR_CODE_NOT_APPROVED: ErrorCode
 ANSWER_KIND_UNSPECIFIED: AnswerKind
 ANSWER_KIND_ACCEPT: AnswerKind
 ANSWER_KIND_DECLINE: AnswerKind

@@ -70,6 +70,11 @@ class OperationsStub:
                 request_serializer=staddle_dot_proto_dot_operations__pb2.JobRequest.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.Withdraw = channel.unary_unary(
+                '/staddle.v1.Operations/Withdraw',
+                request_serializer=staddle_dot_proto_dot_operations__pb2.JobRequest.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
+                _registered_method=True)
 
 
 class OperationsServicer:
@@ -124,6 +129,13 @@ class OperationsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Withdraw(self, request, context):
+        """Ends a job that has not begun its first round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperationsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +171,11 @@ def add_OperationsServicer_to_server(servicer, server):
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
+                    request_deserializer=staddle_dot_proto_dot_operations__pb2.JobRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_operations__pb2.JobStatus.SerializeToString,
+            ),
+            'Withdraw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Withdraw,
                     request_deserializer=staddle_dot_proto_dot_operations__pb2.JobRequest.FromString,
                     response_serializer=staddle_dot_proto_dot_operations__pb2.JobStatus.SerializeToString,
             ),
@@ -350,6 +367,33 @@ class Operations:
             request,
             target,
             '/staddle.v1.Operations/Resume',
+            staddle_dot_proto_dot_operations__pb2.JobRequest.SerializeToString,
+            staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Withdraw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Operations/Withdraw',
             staddle_dot_proto_dot_operations__pb2.JobRequest.SerializeToString,
             staddle_dot_proto_dot_operations__pb2.JobStatus.FromString,
             options,

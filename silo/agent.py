@@ -6,7 +6,9 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from types import MappingProxyType
 
 from .. import log
@@ -90,6 +92,16 @@ ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
 PAUSE_SECONDS = 0.5
 # between two looks at the files that are read again once they change
 LOOK_SECONDS = 1.0
+# before a job that was declined is judged again under the same policy
+DECIDE_AGAIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A job's answer that is repeated until then, in seconds of the event loop's clock."""
+
+    code: str
+    until: float
 
 
 class Agent:
@@ -124,6 +136,9 @@ class Agent:
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
         # Kept for all tasks of a job, since the checks read the whole data set.
         self._admitted: dict[str, Admitted] = {}
+
+        # The answers of this agent, whose policy stays the same, by SHA-256 of the signed job.
+        self._declined: dict[bytes, Declined] = {}
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
@@ -272,6 +287,12 @@ class Agent:
     # A job is offered.
 
     async def _decide(self, offer: JobOffered) -> Event:
+        # Rate limit: the coordinator may offer it at any time, and under the same policy a silo
+        # says the same. Only a later look may find other records, or more of a budget.
+        now = asyncio.get_running_loop().time()
+        self._declined = {key: own for key, own in self._declined.items() if own.until > now}
+        if (before := self._declined.get(sha256(offer.signed).digest())) is not None:
+            return await self._answer_declined(offer, before.code)
         try:
             admitted = await self._admit_with_weights(offer.signed)
         # The download did not end: the job will be offered again.
@@ -326,7 +347,12 @@ class Agent:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         # Recorded before it is sent, like an acceptance.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
-        await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+        until = asyncio.get_running_loop().time() + DECIDE_AGAIN_SECONDS
+        self._declined[sha256(offer.signed).digest()] = Declined(error.code, until)
+        return await self._answer_declined(offer, error.code)
+
+    async def _answer_declined(self, offer: JobOffered, code: str) -> Event:
+        await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", code)
         # Rate limit: the coordinator may offer the job again at once.
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
@@ -370,8 +396,10 @@ class Agent:
             if why := why or start_objection(job, jobs, self._policy):
                 raise RefusedError(coordinator, "POLICY", why)
             check_room(job, self._budget(job))
-            self._folder(job.name).check_on(self._policy.on(job.dataset).dataset)
-            self._folder(job.name).check_new(signed)
+            self._folder(job.name).check_new(signed, self._gate.signed_sets.left)
+            # Another job of this name that never began may have been on other records.
+            if self._folder(job.name).signed() == signed:
+                self._folder(job.name).check_on(self._policy.on(job.dataset).dataset)
             if job.keyed:
                 self._group_keys.check_new(job)
                 contributed = self._gate.protocol.contributed(job)

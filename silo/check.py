@@ -28,7 +28,7 @@ from ..security import preflight
 from ..security.dp.rdp import shown
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
-from ..security.ledger.records import SumSigned
+from ..security.ledger.records import Intent, ProtocolMessage, SumSigned
 from ..security.policy import policy as policies
 from ..security.policy.file import BudgetTable as DatasetTable
 from ..security.policy.policy import SiloPolicy
@@ -211,7 +211,10 @@ def _job(
             job,
             f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over",
         )
-    folder.check_new(signed)
+    left = {each.job_digest for each in signed_sums}
+    left.update(each.job_digest for each in recorded(config.directory, Intent))
+    left.update(each.job_digest for each in recorded(config.directory, ProtocolMessage))
+    folder.check_new(signed, left.__contains__)
     if admitted is None:
         return job, said
     on = f" of data set {job.dataset!r}" if job.dataset else ""

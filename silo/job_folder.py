@@ -34,7 +34,7 @@ state before it, as in a simulation without the silo.
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
@@ -50,6 +50,7 @@ from ..errors import LocalError, UnwritableError, reason
 from ..files import checked_file
 from ..files.documents import (
     Strict,
+    canonical_json,
     parse_json,
     read_bytes,
     remove,
@@ -65,6 +66,9 @@ from ..security.ledger.records import JobAccept
 from ..security.policy.data_sets import DataSets
 from .parts import contributions
 from .parts.contributions import Contributions
+
+# files of a job that was accepted, and of which no round has begun
+OFFERED = frozenset(("job.json", "dataset", "failed"))
 
 
 class LastCountedRound(Strict):
@@ -85,16 +89,19 @@ class JobFolder:
 
     path: Path
 
-    def check_new(self, signed: bytes) -> None:
+    def check_new(self, signed: bytes, left: Callable[[str], bool]) -> None:
         """LocalError if this silo took part in another job of this name, or trained in this one.
 
         One signature is good for one run: whoever repeats rounds asks a silo about models of the
-        asker's choice.
+        asker's choice. ``left`` says by the ledger whether anything of the job with a digest left.
+        Another job of this name is replaced only while there is nothing of it but its offer.
         """
         kept = self.signed()
-        if kept is not None and kept != signed:
+        other = kept is not None and kept != signed
+        if other and (self._begun or left(self._digest())):
             raise LocalError(
-                f"{self.path}: another job has this name; the operator must sign it under a new one"
+                f"{self.path}: another job has this name, and this silo took part in it; the"
+                " operator must sign it under a new one"
             )
         if self.rounds_done or self.finished:
             raise LocalError(
@@ -102,12 +109,28 @@ class JobFolder:
                 " operator must sign it again under a new name, for the same silos"
             )
 
+    @property
+    def _begun(self) -> bool:
+        """Whether there is more than the offer: a key, memory of a sum, counts, a state."""
+        return any(path.name not in OFFERED for path in self.path.iterdir())
+
+    def _digest(self) -> str:
+        """The accepted job's digest, also where this release cannot read the job."""
+        document = parse_json(self.signed() or b"{}", str(self.path / "job.json")).get("document")
+        return sha256(canonical_json(document)).hexdigest()
+
     def accept(self, signed: bytes, dataset: str) -> None:
-        """Keep the signed job, and on whose records it is; UnwritableError for a full disk."""
+        """Keep the signed job, and on whose records it is; UnwritableError for a full disk.
+
+        It replaces a job of the same name, after ``check_new``.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
+        # First: after a crash, neither job is on the data set of the other.
+        if self.signed() != signed:
+            remove(self.path / "job.json")
         checked_file.write_json(self.path / "dataset", JobDataset(dataset=dataset))
         write_atomic(self.path / "job.json", signed)
         # A job that failed before its first round may be offered again.

@@ -119,8 +119,8 @@ def submit(
     # that for a new run.
     if status.stage == "ended":
         raise LocalError(
-            f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a"
-            " new name"
+            f"{signed_job}: job {status.job!r} has ended, and its name stays taken; to run it"
+            " again, have it signed under a new name"
         )
 
 
@@ -181,6 +181,16 @@ def resume(job: Name, operator: OperatorFile) -> None:
     """Resume a stopped job when its turn comes."""
     with connected(operator) as here:
         printer.show(status_line(here.resume(job)))
+
+
+def withdraw(job: Name, operator: OperatorFile) -> None:
+    """End a job that has not begun its first round.
+
+    Its name is free again: the same file, or another one of this name, may be submitted. A job that
+    has begun is stopped instead.
+    """
+    with connected(operator) as here:
+        printer.show(_line(here.withdraw(job)))
 
 
 def status_fields(status: pb.JobStatus) -> dict[str, Any]:

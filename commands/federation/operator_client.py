@@ -114,6 +114,10 @@ class Operator:
         """Resume a stopped job."""
         return cast("pb.JobStatus", self._call(self._stub.Resume, pb.JobRequest(job=job)))
 
+    def withdraw(self, job: str) -> pb.JobStatus:
+        """End a job that has not begun its first round; RefusedError ROUND_CLOSED otherwise."""
+        return cast("pb.JobStatus", self._call(self._stub.Withdraw, pb.JobRequest(job=job)))
+
     def watch(self, job: str) -> Iterator[pb.JobReport]:
         """A job's reports until it has ended.
 

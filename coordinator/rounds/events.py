@@ -31,6 +31,13 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Greeted:
+    """A silo opened a session: a job that it declined is offered to it once more."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
 class Drawn:
     """The cohort of a round: the drawn silos that are admitted, in job order.
 
@@ -181,9 +188,16 @@ class Resumed:
     """An operator resumes the job, when its turn comes again."""
 
 
+@dataclass(frozen=True)
+class Withdrawn:
+    """An operator ends the job, which has not begun its first round."""
+
+
 Event: TypeAlias = (
     OperatorStopped
     | Resumed
+    | Withdrawn
+    | Greeted
     | Began
     | Answered
     | Drawn
@@ -280,6 +294,8 @@ class LogEvent:
 Effect: TypeAlias = DrawCohort | Fold | StartRoundTimer | Gather | Drop | Halt | LogEvent
 
 
+# a silo's answer while a person there has not decided yet; it is no answer to the offer
+WAITING = "WAITING"
 # of a batch without which sums are of values, and with which they are not: it takes no more part
 BATCH = "BATCH"
 BUDGET = "BUDGET"  # the round is over for the silo: asked again, it answers the same
@@ -288,6 +304,7 @@ GUILTY = (Code.MISDEALT, Code.COMPLAINT)
 # by evidence that the other silos of its batch are shown: sums of the batch continue without it
 PROVEN = Code.MISDEALT
 WORDS = {
+    WAITING: "a person there has not approved it yet",
     BATCH: "with its batch a sum was beyond what silos may give",
     BUDGET: "its privacy budget is spent",
     Code.MISDEALT: "it dealt shares that do not open or do not join",

@@ -8,8 +8,12 @@ the events gives the state.
     stage      leaves when                                    goes to
     queued     its turn has come (Began)                      admitting, or where it was stopped:
                                                               drawing, round
-    admitting  every silo answered, or the deadline           drawing (min_cohort accepted; of a
-                                                              keyed job all of them), else finishing
+    admitting  every silo answered and enough accepted        drawing
+               (min_cohort; of a keyed job all of them)
+    admitting  the deadline                                   drawing if enough accepted,
+                                                              else finishing
+    admitting  an operator withdraws it (Withdrawn); also     finishing
+               queued or stopped, before its first round
     drawing    the cohort is drawn                            round, or finishing if it is too small
     round      every member uploaded, failed or was lost;     folding (min_cohort uploaded),
                or a quorum uploaded; or the deadline          else finishing
@@ -25,6 +29,9 @@ the events gives the state.
     any        what it needs is damaged (Broken)              finishing (failed), also from there
     any        of a keyed job: its key no longer fits         finishing (failed), unless it is there
                (Unkeyed)                                      already
+
+A silo that declined is offered the job once more when it greets again (Greeted): its people may
+have changed their policy. A silo that waits for a person (WAITING) counts as one without an answer.
 
 OperatorStopped leads to stopped from queued, admitting, drawing and round, and from folding
 once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
@@ -63,6 +70,7 @@ from .events import (
     BUDGET,
     GUILTY,
     PROVEN,
+    WAITING,
     Answered,
     Began,
     Broken,
@@ -77,6 +85,7 @@ from .events import (
     Folded,
     FoldFailed,
     Gather,
+    Greeted,
     Halt,
     LogEvent,
     OperatorStopped,
@@ -90,6 +99,7 @@ from .events import (
     Summed,
     Unkeyed,
     UploadStored,
+    Withdrawn,
     in_words,
 )
 
@@ -122,6 +132,8 @@ class JobState:
     round: int = 0
     # silo → "accepted", or the code of its refusal
     answers: Mapping[str, str] = field(default_factory=dict)
+    # silos that declined, and are asked once more
+    asked: frozenset[str] = frozenset()
     cohort: tuple[str, ...] = ()
     # silo → digest of its upload in this round; "" in a sum
     given: Mapping[str, str] = field(default_factory=dict)
@@ -157,6 +169,18 @@ class JobState:
     def admitted(self) -> tuple[str, ...]:
         """Silos that accepted, in job order."""
         return among(self.silos, with_codes(self.answers, ("accepted",)))
+
+    @property
+    def declined(self) -> frozenset[str]:
+        """Silos that have not accepted, by their last answer."""
+        return frozenset(self.answers).difference(self.admitted)
+
+    @property
+    def lacking(self) -> bool:
+        """True while too few silos have accepted for a round."""
+        # Each silo has a part in the key that they share, which nobody else can take.
+        least = len(self.silos) if self.keyed else self.min_cohort
+        return len(self.admitted) < least
 
     @cached_property
     def open(self) -> tuple[str, ...]:
@@ -214,10 +238,11 @@ class JobState:
     def may_answer(self, silo: str) -> bool:
         """True while this silo may still answer the offer.
 
-        It may answer late, and is then drawn from the next round on, but only once.
+        It may answer late, and is then drawn from the next round on. It accepts once, and declines
+        once per greeting.
         """
         waiting = self.stage in ("admitting", "drawing", "round", "folding")
-        return waiting and silo in self.silos and silo not in self.answers
+        return waiting and silo in without(self.silos, self.answers.keys() - self.asked)
 
     def failing(self, silos: Iterable[str], code: str) -> "JobState":
         """The state in which these silos drop out of the round.
@@ -256,8 +281,9 @@ def _began(state: JobState, _: Began) -> Step:
     if state.opened:
         return _open_round(state)
     offered = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
+    # It may have been declined before it was stopped.
     return _then(
-        replace(state, stage="admitting"),
+        replace(state, stage="admitting", asked=state.declined),
         (offered, StartRoundTimer("admitting", 0)),
         _admit_if_complete,
     )
@@ -302,25 +328,39 @@ def _unkeyed(state: JobState, event: Unkeyed) -> Step:
     return _when(state.keyed, state, partial(_fail, reason=event.reason))
 
 
+def _withdrawn(state: JobState, _: Withdrawn) -> Step:
+    return _when(not state.opened, state, partial(_fail, reason="withdrawn by an operator"))
+
+
 # Admission.
+
+
+def _greeted(state: JobState, event: Greeted) -> Step:
+    again = state.declined.intersection({event.silo})
+    return replace(state, asked=state.asked.union(again)), ()
 
 
 def _answered(state: JobState, event: Answered) -> Step:
     silo, code = event.silo, event.code
-    # The first answer counts.
+    # An acceptance counts for good.
     if not state.may_answer(silo):
         return state, ()
     if code is None:
         answer, said = "accepted", LogEvent("job.accepted", {"silo": silo})
     else:
         answer, said = code, LogEvent("job.declined", {"silo": silo, "code": code})
-    state = replace(state, answers={**state.answers, silo: answer})
-    return _then(state, (said,), _admit_if_complete)
+    told = state.answers.get(silo) == answer
+    answers = {**state.answers, silo: answer}
+    state = replace(state, answers=answers, asked=state.asked - {silo})
+    return _then(state, () if told else (said,), _admit_if_complete)
 
 
 def _admit_if_complete(state: JobState) -> Step:
-    answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
-    return _when(answered, state, _admit)
+    # Without enough silos it pends until its deadline: policies may change.
+    answered = without(state.silos, with_codes(state.answers, (WAITING,)))
+    complete = state.answers.keys() >= set(state.silos) and len(answered) == len(state.silos)
+    ready = state.stage == "admitting" and complete and not state.lacking
+    return _when(ready, state, _admit)
 
 
 def _admit(state: JobState) -> Step:
@@ -737,6 +777,8 @@ _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]
     Resumed: (ANY, _resumed),
     Broken: (("queued", "stopped", *RUNNING, "finishing"), _broken),
     Unkeyed: (("queued", "stopped", *RUNNING), _unkeyed),
+    Withdrawn: (("queued", "stopped", "admitting"), _withdrawn),
+    Greeted: (RUNNING, _greeted),
     Answered: (RUNNING, _answered),
     Drawn: (("drawing",), _drawn),
     UploadStored: (("round",), _stored),

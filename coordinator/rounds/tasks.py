@@ -66,7 +66,8 @@ def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
 
     The daemon wakes them once the new state is stored.
     """
-    # While the stage stays, tasks are only done: silos answer, upload, fail or confirm.
+    # While the stage stays, tasks are only done: silos answer, upload, fail or confirm. Only who
+    # declined may be offered the job again.
     if _moved(before) == _moved(after):
         return ()
     # Messages of its sum are no part of the state, so whoever waits looks again.
@@ -78,8 +79,8 @@ def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
     )
 
 
-def _moved(state: JobState) -> tuple[str, int, int, str]:
-    return state.stage, state.round, state.attempt, state.outcome
+def _moved(state: JobState) -> tuple[str, int, int, str, frozenset[str]]:
+    return state.stage, state.round, state.attempt, state.outcome, state.asked
 
 
 def awaited(state: JobState) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ...security.identity.roster import Roster
 from ...security.identity.signed_document import verify_document
 from ..daemon import Daemon
 from ..jobs.job_run import JobRun
-from ..rounds.events import OperatorStopped, Resumed
+from ..rounds.events import OperatorStopped, Resumed, Withdrawn
 from .guard import Context, caller
 from .start_weights import check_start_file, drop, missing_file, receive, without
 
@@ -109,12 +109,19 @@ class Operations:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
 
     def _submitted(self, operator: str, job: Job) -> JobRun | None:
-        """The run of this job, if it was submitted before; RefusedError if another has its name."""
+        """The run of this job, if it was submitted before; RefusedError if another has its name.
+
+        None, too, where the job of this name ended before it began: its name is free again.
+        """
         run = self._daemon.run_of(job.name)
-        if run is not None and run.job.digest != job.digest:
-            why = f"another job has the name {job.name!r}; have this one signed under a new name"
+        kept = "" if run is None else self._daemon.name_kept(run)
+        if run is not None and kept and run.job.digest != job.digest:
+            why = (
+                f"another job has the name {job.name!r}, and {kept}; have this one signed under a"
+                " new name"
+            )
             raise RefusedError(operator, "JOB_INVALID", why)
-        return run
+        return run if kept else None
 
     def _check_new(self, operator: str, job: Job) -> None:
         if len(self._daemon.runs) >= MOST_JOBS:
@@ -202,6 +209,20 @@ class Operations:
         """
         run = self._run(request, context)
         self._daemon.apply(run, Resumed())
+        return self._status(run)
+
+    async def Withdraw(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
+        """End a job that has not begun its first round.
+
+        RefusedError ROUND_CLOSED for one that has. What has begun is stopped, not withdrawn: silos
+        may have uploaded.
+        """
+        run = self._run(request, context)
+        if run.state.opened:
+            operator = caller(context, self._daemon.roster).id
+            why = f"job {run.job.name!r} has begun; `staddle job stop` stops it"
+            raise RefusedError(operator, "ROUND_CLOSED", why)
+        self._daemon.apply(run, Withdrawn())
         return self._status(run)
 
     def _status(self, run: JobRun) -> pb.JobStatus:

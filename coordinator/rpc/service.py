@@ -94,6 +94,7 @@ class Service:
         self._daemon.sessions[silo] = token
         self._daemon.attesting.ask(silo, request.challenge)
         self._daemon.saw(silo)
+        self._daemon.greeted(silo)
         self._daemon.tell()
         return pb.HelloReply(
             protocol=min(request.protocol_max, PROTOCOL_MAX),

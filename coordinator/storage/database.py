@@ -408,6 +408,13 @@ class Database:
             (state.job, signed, _dumped(state), tensor_file.to_bytes(method)),
         )
 
+    def drop_job(self, name: str) -> None:
+        """Remove a job that has no rows but its own, if there is one of this name.
+
+        An error of SQLite, and so no change, where rounds, uploads or contributions are kept of it.
+        """
+        self._connection.execute("DELETE FROM jobs WHERE name = ?", (name,))
+
     def save_state(self, state: JobState) -> None:
         """Replace a job's state; an upload that changes only ``given`` needs ``add_submission``."""
         self._connection.execute(

@@ -188,6 +188,14 @@ class Ledger:
         with self._mutex:
             return self._sent[job_digest, round_number]
 
+    def left(self, job_digest: str) -> bool:
+        """True if anything of a job left this silo or was signed in it, restarts included.
+
+        Whatever became of it. Control messages, such as answers to an offer, do not count.
+        """
+        with self._mutex:
+            return job_digest in self._summed.union(digest for digest, _ in self._sent)
+
     def attempts(self, job_digest: str, round_number: int, part: str) -> int:
         """How many intents a message of a round has had, whatever became of them, restarts
         included.

@@ -45,6 +45,10 @@ class SignedSets:
         self._roster = roster
         self._policy = policy
 
+    def left(self, job_digest: str) -> bool:
+        """True if anything of this job left the silo, whatever became of it."""
+        return self._ledger.left(job_digest)
+
     def objection_to(self, job: Job) -> str:
         """Why sums of a job that is offered may not be opened over its silos; empty if they may.
 

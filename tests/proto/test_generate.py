@@ -87,6 +87,7 @@ def test_operators_have_a_service_of_their_own():
     service = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
     assert [m.name for m in service.methods] == [
         "Submit", "SubmitWeights", "List", "Show", "Watch", "Stop", "Resume",
+            "Withdraw",
     ]  # fmt: skip
     found = [m.name for m in service.methods if m.client_streaming or m.server_streaming]
     assert found == ["SubmitWeights", "Watch"]

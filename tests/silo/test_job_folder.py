@@ -12,9 +12,11 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
+from staddle.files.documents import canonical_json, parse_json
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import JobAccept, JobDecline
 from staddle.security.policy.data_sets import DataSets
+from staddle.silo import job_folder
 from staddle.silo.job_folder import (
     JobFolder,
     check_same_records,
@@ -73,17 +75,69 @@ def train(folder, round_, counted=None, value=0.0):
 
 
 # The job.
-def test_the_signed_job_is_kept_as_it_came_and_no_other_of_its_name(folder):
+def nothing_left(digest):
+    return False
+
+
+def signed_as(text):
+    return canonical_json({"document": {"name": "digits", "purpose": text}, "signer": "operator"})
+
+
+def test_the_signed_job_is_kept_as_it_came(folder):
     assert folder.signed() == b'{"signed":1}'
-    folder.accept(b'{"signed":1}', "data")
-    with pytest.raises(LocalError, match="another job has this name"):
-        folder.check_new(b'{"signed":2}')
-    assert folder.signed() == b'{"signed":1}'
+
+
+def test_a_namesake_of_a_job_that_never_began_takes_its_place(folder):
+    one, other = signed_as("one"), signed_as("other")
+    folder.accept(one, "data")
+    folder.fail()
+    folder.check_new(other, nothing_left)
+    assert folder.signed() == one  # a question changes nothing
+    folder.accept(other, "scans")
+    assert (folder.signed(), folder.failed) == (other, False)
+    folder.check_on("scans")
+    folder.check_new(one, nothing_left)
+
+
+def test_no_namesake_of_a_job_of_which_anything_left(folder):
+    """By the ledger, though the folder was put back as it was before."""
+    folder.accept(signed_as("one"), "data")
+    digest = sha256(canonical_json(parse_json(signed_as("one"), "job")["document"])).hexdigest()
+    with pytest.raises(LocalError, match="another job has this name, and this silo took part"):
+        folder.check_new(signed_as("other"), {digest}.__contains__)
+    folder.check_new(signed_as("other"), {"ab" * 32}.__contains__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "group.secret", "group.key", "group.ended", "prekeys.json", "mix-model.rows.json",
+        "secagg-0.json", "counts.json", "counted", "state-1.safetensors", "outbox-1.safetensors",
+        "report.json", "model.safetensors", "anything else",
+    ],
+)  # fmt: skip
+def test_no_namesake_of_a_job_that_left_more_than_its_offer(folder, name):
+    folder.accept(signed_as("one"), "data")
+    (folder.path / name).write_bytes(b"")
+    with pytest.raises(LocalError, match=r"another job has this name|run here before"):
+        folder.check_new(signed_as("other"), nothing_left)
+
+
+def test_a_crash_between_two_namesakes_leaves_neither_on_the_others_data(folder, monkeypatch):
+    folder.accept(signed_as("one"), "data")
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job_folder, "write_atomic", crash)
+    with pytest.raises(KeyboardInterrupt):
+        folder.accept(signed_as("other"), "scans")
+    assert folder.signed() is None
 
 
 def test_a_job_that_was_accepted_and_not_begun_may_be_offered_again(folder, tmp_path):
-    folder.check_new(b'{"signed":1}')
-    JobFolder(tmp_path / "none").check_new(b'{"signed":1}')
+    folder.check_new(b'{"signed":1}', nothing_left)
+    JobFolder(tmp_path / "none").check_new(b'{"signed":1}', nothing_left)
     assert not (tmp_path / "none").exists()
 
 
@@ -92,14 +146,14 @@ def test_a_job_that_was_run_here_is_not_new(folder, rounds):
     folder.save_round(rounds - 1, rounds - 1, state(), Contributions(payload()))
     assert (folder.rounds_done, folder.finished) == (rounds, False)
     with pytest.raises(LocalError, match=f"run here before, {rounds} rounds"):
-        folder.check_new(b'{"signed":1}')
+        folder.check_new(b'{"signed":1}', nothing_left)
 
 
 def test_a_job_that_ended_here_is_not_new(folder):
     folder.save_values(state())  # the end of a job in which this silo never trained
     assert (folder.rounds_done, folder.finished) == (0, True)
     with pytest.raises(LocalError, match="run here before"):
-        folder.check_new(b'{"signed":1}')
+        folder.check_new(b'{"signed":1}', nothing_left)
 
 
 def test_a_job_that_was_never_accepted_is_none(tmp_path):

@@ -239,7 +239,8 @@ def test_a_submission_again_changes_nothing_and_another_job_needs_another_name(w
     _, path = world.signed()
     assert world.call("submit", path) == world.call("submit", path)
     assert len(world.here.daemon.runs) == 1
-    with refusing("JOB_INVALID", "another job has the name 'one'; have this one signed under"):
+    why = "another job has the name 'one', and it has not ended yet .*; have this one signed under"
+    with refusing("JOB_INVALID", why):
         world.call("submit", world.signed(rounds=3)[1])
     assert [run.job.rounds for run in world.here.daemon.runs] == [2]
 
@@ -248,9 +249,48 @@ def test_a_job_that_has_ended_is_not_submitted_again(world):
     _, path = world.signed()
     world.call("submit", path)
     run = world.here.daemon.runs[0]
-    run.state = replace(run.state, stage="ended", outcome="failed")
-    with refused("job 'one' has ended; to run it again, have it signed under a new name"):
+    run.state = replace(run.state, stage="ended", outcome="failed", opened=True)
+    with refused("job 'one' has ended, and its name stays taken; to run it again, have it"):
         world.call("submit", path)
+    with refusing("JOB_INVALID", "another job has the name 'one', and it has begun"):
+        world.call("submit", world.signed(rounds=3)[1])
+    with refusing("ROUND_CLOSED", "job 'one' has begun; `staddle job stop` stops it"):
+        world.call("withdraw", "one")
+
+
+def test_a_job_that_was_withdrawn_gives_its_name_to_the_same_or_another(world):
+    _, path = world.signed()
+    world.call("submit", path)
+    assert "ended failed" in world.call("withdraw", "one")
+    for file in (path, world.signed(rounds=3)[1]):
+        assert "admitting" in world.call("submit", file)
+        (run,) = world.here.daemon.runs
+        assert run.state.silos == run.job.silos
+        world.call("withdraw", "one")
+    assert run.job.rounds == 3
+
+    async def stored():
+        return world.here.daemon._database.states()
+
+    (kept,) = world.here.run(stored())
+    assert (kept.rounds, kept.outcome) == (3, "failed")
+
+
+def test_a_name_stays_taken_by_a_job_to_whose_key_a_silo_contributed(world):
+    _, path = world.signed()
+    world.call("submit", path)
+    daemon = world.here.daemon
+
+    async def contribute():
+        with daemon.writing():
+            daemon._database.add_contribution("one", "north", "ab" * 32, b"given")
+
+    world.here.run(contribute())
+    world.call("withdraw", "one")
+    with refused("job 'one' has ended, and its name stays taken"):
+        world.call("submit", path)
+    with refusing("JOB_INVALID", "silos have contributed to the key that they share in it"):
+        world.call("submit", world.signed(rounds=3)[1])
 
 
 def test_only_so_many_jobs_are_kept(world, monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.coordinator.rounds.events import (
+    WAITING,
     Answered,
     Began,
     Damaged,
@@ -18,6 +19,7 @@ from staddle.coordinator.rounds.events import (
     Folded,
     FoldFailed,
     Gather,
+    Greeted,
     Halt,
     LogEvent,
     OperatorStopped,
@@ -30,6 +32,7 @@ from staddle.coordinator.rounds.events import (
     Summed,
     Unkeyed,
     UploadStored,
+    Withdrawn,
 )
 from staddle.coordinator.rounds.machine import (
     MOST_ATTEMPTS,
@@ -69,8 +72,10 @@ STEPS = {  # the table, read by hand
     ("queued", "drawing"),  # where it was stopped
     ("queued", "round"),
     ("queued", "folding"),  # all that the round waits for had been given
-    ("queued", "finishing"),  # all had answered, too few accepted
+    ("queued", "finishing"),  # an operator withdraws it
     ("queued", "ended"),
+    ("stopped", "finishing"),
+    ("stopped", "ended"),
 }
 
 
@@ -196,15 +201,93 @@ def test_a_refusal_is_kept_with_its_code_and_is_no_admission():
     assert (state.stage, state.admitted) == ("drawing", ("b", "c"))
 
 
-def test_too_few_acceptances_end_the_job_and_say_who_refused():
+def test_too_few_acceptances_pend_until_the_deadline_which_says_who_refused():
     answers = (Answered("a", "DATA"), Answered("b", None))
     state, effects = run(job(), Began(), *answers, Answered("c", "POLICY"))
+    assert ending(state) == ("admitting", "running", "")
+    assert tasks(state) == [None, None, None]
+    state, effects = run(state, RoundDeadline("admitting", 0))
     why = "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
     assert ending(state) == ("finishing", "failed", why)
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
     assert tasks(state) == [FinishTask(0, completed=False, counted=0), None, None]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
+
+
+PENDING = (Began(), Answered("a", "POLICY"), Answered("b", None), Answered("c", "DATA"))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ac")))
+def test_a_silo_that_declined_is_asked_once_per_greeting_and_may_accept(order):
+    state, _ = run(job(min_cohort=3), *PENDING)
+    for silo in order:
+        state, effects = run(state, Greeted(silo))
+        assert effects == ()
+        assert [s for s in SILOS if task_for(state, s)] == [silo]
+        assert run(state, Greeted(silo)) == (state, ())
+        # It says the same: nothing is asked, or logged, again.
+        same, effects = run(state, Answered(silo, state.answers[silo]))
+        assert (effects, task_for(same, silo), same.stage) == ((), None, "admitting")
+        state, _ = run(same, Greeted(silo), Answered(silo, None))
+    assert (state.stage, state.admitted, state.asked) == ("drawing", SILOS, frozenset())
+
+
+def test_a_greeting_asks_nobody_who_accepted_or_has_not_answered_or_of_another_job():
+    state, _ = run(job(), Began(), Answered("b", None))
+    for silo in (*SILOS, "stranger"):
+        assert run(state, Greeted(silo)) == (state, ())
+
+
+def test_a_silo_that_declined_may_join_a_job_that_runs():
+    state, _ = run(job(rounds=3), *PENDING[:3], Answered("c", None), Drawn(0, ("b", "c")))
+    assert task_for(state, "a") is None
+    state, _ = run(state, Greeted("a"), Answered("a", None))
+    assert (state.stage, state.cohort, state.admitted) == ("round", ("b", "c"), SILOS)
+
+
+def test_a_silo_that_waits_for_a_person_is_waited_for():
+    state, _ = run(job(), Began(), Answered("a", WAITING), Answered("b", None), Answered("c", None))
+    assert (state.stage, task_for(state, "a")) == ("admitting", None)
+    begun, _ = run(state, Greeted("a"), Answered("a", None))
+    assert (begun.stage, begun.admitted) == ("drawing", SILOS)
+    declined, _ = run(state, Greeted("a"), Answered("a", "NOT_APPROVED"))
+    assert (declined.stage, declined.admitted) == ("drawing", ("b", "c"))
+    late, _ = run(state, RoundDeadline("admitting", 0))
+    assert (late.stage, late.admitted) == ("drawing", ("b", "c"))
+
+
+def test_a_keyed_job_pends_while_one_silo_declines():
+    events = (*ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
+    state, _ = run(keyed(), *events)
+    assert state.stage == "admitting"
+    state, _ = run(state, Greeted("a"), Answered("a", None))
+    assert (state.stage, state.admitted) == ("drawing", SILOS)
+
+
+def test_a_job_that_pends_is_offered_again_once_it_is_resumed():
+    state, _ = run(job(min_cohort=3), *PENDING, OperatorStopped())
+    assert [*tasks(state)] == [None] * 3
+    state, _ = run(state, Resumed(), Began())
+    assert tasks(state) == [None, OfferTask(), OfferTask()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_job_is_withdrawn_only_before_its_first_round(stage):
+    state, _ = run(job(), *REACHED[stage])
+    gone, effects = run(state, Withdrawn())
+    if stage in ("queued", "admitting"):
+        assert (gone.outcome, gone.reason) == ("failed", "withdrawn by an operator")
+        assert gone.stage == ("finishing" if state.admitted else "ended")
+    else:
+        assert (gone, effects) == (state, ())
+
+
+def test_a_job_that_was_stopped_before_its_first_round_may_be_withdrawn():
+    state, _ = run(job(), Began(), Answered("b", None), OperatorStopped(), Withdrawn())
+    assert ending(state) == ("finishing", "failed", "withdrawn by an operator")
+    state, _ = run(job(), Began(), OperatorStopped(), Withdrawn())
+    assert state.stage == "ended"
 
 
 def test_who_said_nothing_is_named_at_the_deadline_and_nobody_to_tell_ends_the_job():
@@ -234,6 +317,9 @@ def test_a_silo_that_answers_late_is_drawn_from_then_on():
     assert run(state, Answered("c", "DATA")) == (state, ())
 
 
+DEADLINE = RoundDeadline("admitting", 0)
+
+
 # A keyed job.
 def keyed():
     return replace(job(rounds=3), keyed=True)
@@ -250,7 +336,7 @@ def test_a_keyed_job_begins_with_all_of_its_silos_and_later_ones_are_too_late():
     ("events", "reason"),
     [
         (
-            (*ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None)),
+            (*ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None), DEADLINE),
             "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)",
         ),
         ((*ADMITTED[:3], RoundDeadline("admitting", 0)),
@@ -743,6 +829,8 @@ MOVES = {  # (stage, event): where to; what is not here changes nothing
     **{(stage, "Stopped"): "stopped" for stage in ("queued", "admitting", "drawing", "round")},
     ("folding", "Stopped"): "folding",
     ("stopped", "Resumed"): "queued",
+    ("queued", "Withdrawn"): "ended",
+    ("admitting", "Withdrawn"): "finishing",
 }
 
 
@@ -755,7 +843,7 @@ def fitting(state):
         "Folded": Folded(state.round), "FoldFailed": FoldFailed(state.round, "disk"),
         "Damaged": Damaged(state.round, ("a",), "disk"), "Done": Done("a"),
         "Deadline": RoundDeadline(state.stage, state.round), "Stopped": OperatorStopped(),
-        "Resumed": Resumed(),
+        "Resumed": Resumed(), "Greeted": Greeted("a"), "Withdrawn": Withdrawn(),
     }  # fmt: skip
 
 
@@ -770,6 +858,10 @@ def test_each_cell_of_the_table(stage, kind):
         assert following != state
     else:
         assert (following, effects) == (state, ())
+
+
+def after_only_asks(before, after, silo):
+    return after == replace(before, asked=before.asked | {silo})
 
 
 # Any events in any order.
@@ -804,7 +896,9 @@ class World:
         assert before.counted.items() <= after.counted.items() or isinstance(event, Folded)
         assert before.round <= after.round <= after.rounds
         assert after.round - before.round <= 1
-        assert before.answers.items() <= after.answers.items()
+        assert before.answers.keys() <= after.answers.keys()
+        assert set(before.admitted) <= set(after.admitted)
+        assert after.asked <= after.declined
         assert before.done <= after.done <= set(after.admitted)
         if before.outcome != "running":
             assert (after.outcome, after.reason) == (before.outcome, before.reason)
@@ -848,7 +942,13 @@ class World:
                 assert (before.stage, before.round) == (stage, number)
             case Answered(silo, _):
                 assert before.stage in ("admitting", "drawing", "round", "folding")
-                assert silo not in before.answers
+                assert silo not in before.answers or silo in before.asked
+            case Greeted(silo):
+                assert silo in before.declined - before.asked
+                assert after_only_asks(before, self.state, silo)
+            case Withdrawn():
+                assert before.stage in ("queued", "admitting", "stopped")
+                assert not before.opened
             case OperatorStopped():
                 assert before.stage in ("queued", "admitting", "drawing", "round", "folding")
             case Resumed():
@@ -875,11 +975,7 @@ class World:
             }[after.stage]
             if before.stage == "queued" and after.stage == "folding":
                 wanted = [StartRoundTimer("round", after.round), *wanted]
-            if (
-                before.stage == "queued"
-                and after.stage in ("drawing", "finishing", "ended")
-                and not before.opened
-            ):
+            if before.stage == "queued" and after.stage == "drawing" and not before.opened:
                 wanted = [StartRoundTimer("admitting", 0), *wanted]
             if after.stage == "folding":
                 assert len(members) >= after.min_cohort
@@ -898,7 +994,7 @@ class World:
                 case OfferTask():
                     assert state.stage in ("admitting", "drawing", "round", "folding")
                     assert silo in state.silos
-                    assert silo not in state.answers
+                    assert silo not in state.answers or silo in state.asked
                 case RoundTask(number, cohort):
                     assert (state.stage, state.round, state.cohort) == ("round", number, cohort)
                     assert silo in cohort
@@ -942,6 +1038,7 @@ def any_event(draw, state):
         FoldFailed(number, "disk"), Damaged(number, (silo,), "disk"), Done(silo),
         *(RoundDeadline(stage, number) for stage in STAGES if stage != state.stage),
         RoundDeadline(state.stage, number), OperatorStopped(), Resumed(),
+        Greeted(silo), Answered(silo, WAITING), Withdrawn(),
     )  # fmt: skip
     return draw(st.sampled_from(choices))
 

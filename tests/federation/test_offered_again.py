@@ -1,0 +1,98 @@
+"""A job that a silo declined pends, is offered again, withdrawn, and submitted anew.
+
+Real processes, real TLS, the operator's command line.
+"""
+
+import json
+import shutil
+
+import pytest
+from federation.conftest import TIMING
+from typer.testing import CliRunner
+
+from staddle.algorithms.engines.simulation import simulate
+from staddle.commands.federation import local_federation
+from staddle.commands.main import app
+from staddle.errors import RefusedError
+
+SILOS = ("north", "south")
+
+
+@pytest.fixture
+def staddle(start, document, tmp_path):
+    """A coordinator, silos that allow any of two jobs of one name, and the operator's calls.
+
+    ``files``: the two signed jobs.
+    """
+    running = start(*SILOS)
+    files = []
+    for seed in (1, 2):
+        running.job(document("lung", SILOS, seed=seed, rounds=1))
+        files.append(tmp_path / f"{seed}.json")
+        shutil.copy(running.federation.folder / "jobs" / "lung.json", files[-1])
+    running.configure({**TIMING, "beat_seconds": 5, "hold_seconds": 2}, [])
+    running.restart_coordinator()
+    operator = local_federation.write_operator(running.federation, running.address)
+
+    def call(*arguments):
+        found = CliRunner().invoke(app, ["job", *map(str, arguments), "--operator", str(operator)])
+        if found.exception is not None and not isinstance(found.exception, SystemExit):
+            raise found.exception
+        return found.output
+
+    running.call, running.files = call, files
+    return running
+
+
+def shown(running):
+    return json.loads(running.call("show", "lung", "--json"))
+
+
+def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
+    running, call = staddle, staddle.call
+    south = running.federation.silo_config("south").parent / "policy.toml"
+    allowed = south.read_text()
+    south.write_text(allowed.partition("[[allow]]")[0])  # no rule
+    for silo in SILOS:
+        running.start_silo(silo)
+    coordinator = running.daemons["coordinator"]
+
+    # It pends without south, which keeps its code, and is withdrawn.
+    call("submit", running.files[0])
+    declined = coordinator.wait_for("job.declined", 60)
+    assert (declined["silo"], declined["code"]) == ("south", "POLICY")
+    running.daemons["north"].wait_for("job.accepted", 60)
+    with pytest.raises(RefusedError, match="it has not ended yet"):
+        call("submit", running.files[1])
+    assert "lung" in call("withdraw", "lung")
+    ended = coordinator.wait_for("job.ended", 60)
+    assert (ended["outcome"], ended["reason"]) == ("failed", "withdrawn by an operator")
+
+    # Another job of its name: south is asked again once it has read its new policy.
+    assert "admitting" in call("submit", running.files[1])
+    assert coordinator.wait_for("job.declined", 60)["silo"] == "south"
+    while coordinator.wait_for("job.accepted", 60)["silo"] != "north":
+        pass
+    assert (shown(running)["stage"], shown(running)["answers"]["south"]) == ("admitting", "POLICY")
+    south.write_text(allowed)
+    assert coordinator.wait_for("job.accepted", 60)["silo"] == "south"
+    ended = coordinator.wait_for("job.ended", 60)
+    assert (ended["outcome"], ended["reason"]) == ("completed", "")
+    job = running.jobs[1]
+    assert shown(running)["digest"] == job.digest
+    for silo in SILOS:
+        running.daemons[silo].wait_for("job.finished", 60)
+    running.check_models(job, simulate(job, running.shards()))
+
+    # From now on the name is taken, also after a restart.
+    coordinator.stop()
+    running.restart_coordinator()
+    for file, why in zip(
+        running.files, ("another job has the name", "its name stays taken"), strict=True
+    ):
+        with pytest.raises(Exception, match=why):
+            call("submit", file)
+    running.stop()
+    running.check_ledgers()
+    decisions = [(r["type"], r["job_digest"]) for r in running.records("north", "job.accept")]
+    assert decisions == [("job.accept", each.digest) for each in running.jobs]
