@@ -190,7 +190,7 @@ def withdraw(job: Name, operator: OperatorFile) -> None:
     has begun is stopped instead.
     """
     with connected(operator) as here:
-        printer.show(_line(here.withdraw(job)))
+        printer.show(status_line(here.withdraw(job)))
 
 
 def status_fields(status: pb.JobStatus) -> dict[str, Any]:
