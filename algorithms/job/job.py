@@ -48,7 +48,7 @@ from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
 from ...files.packages import Package, others_code
 from ...files.program_code import is_program
-from ..catalog import METHODS, configure, method_class, method_options
+from ..catalog import METHODS, configure, method_class, method_options, without_optimiser
 from ..course import Course
 from ..data.augmentation import Augmenter
 from ..data.features import Feature, width
@@ -357,6 +357,35 @@ COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "me
 """Keys that a job file, a job and its document have alike."""
 
 
+# Keys of [privacy] that do nothing where whole silos are protected.
+OF_RECORDS = ("histogram_sigma", "statistics_clip", "statistics_sigma")
+
+
+def _idle_fault(file: JobFile) -> str:
+    """Why a setting that was written does nothing in this private job; empty if all do something.
+
+    Defaults are no settings that anybody wrote.
+    """
+    privacy, fault = file.privacy, ""
+    if privacy is None:
+        return fault
+    written = privacy.model_fields_set.intersection(OF_RECORDS)
+    if privacy.whole_silos and written:
+        keys = ", ".join(f"privacy.{key}" for key in sorted(written))
+        fault = (
+            f'with unit = "silo" silos publish no counts or statistics: take out {keys},'
+            " which would do nothing"
+        )
+    # A method from outside may train what stays at its silo without noise, in batches.
+    own = without_optimiser(file.method.name) in METHODS
+    if own and not privacy.whole_silos and "batch_size" in file.training.model_fields_set:
+        fault = (
+            "in a private job privacy.sample_rate says how many records a step draws: take out"
+            " training.batch_size, which would do nothing"
+        )
+    return fault
+
+
 @dataclass(frozen=True)
 class Job:
     """A checked job; the one form of it that all of Staddle uses.
@@ -393,7 +422,11 @@ class Job:
     @classmethod
     def from_toml(cls, path: Path) -> "Job":
         """Read a job file; LocalError names file, key, value and the fix."""
-        return cls.from_file(read_toml(path, JobFile), str(path), path.parent)
+        file = read_toml(path, JobFile)
+        # Here alone: a signed document has all keys, whether a person wrote them or not.
+        if fault := _idle_fault(file):
+            raise LocalError(f"{path}: {fault}")
+        return cls.from_file(file, str(path), path.parent)
 
     @classmethod
     def from_file(cls, file: JobFile, origin: str, folder: Path | None = None) -> "Job":

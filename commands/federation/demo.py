@@ -40,8 +40,8 @@ SILOS = 4
 # Dirichlet concentration: the smaller it is, the more the silos' labels differ.
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
-# noise grows with momentum
-PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}
+# noise grows with momentum; steps draw records by sample_rate
+PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "lr": 0.5}
 PRIVACY: Mapping[str, float] = {"delta": 1e-4, "clip": 1.0, "sample_rate": 0.1}
 TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
 BASELINES = ("local", "fedavg")

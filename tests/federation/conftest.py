@@ -48,7 +48,7 @@ def job_document(
     name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any
 ) -> dict[str, Any]:
     options, model = changes.pop("options", None), changes.pop("model", "cnn-digits")
-    training = {"epochs": 1, "batch_size": 32, "lr": 0.05, **changes.pop("training", {})}
+    training = {"epochs": 1, "lr": 0.05, **changes.pop("training", {})}
     table = {"name": model} if isinstance(model, str) else model
     return {
         "version": 1,

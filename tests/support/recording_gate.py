@@ -57,7 +57,9 @@ class Made:
         document = {"version": 1, "name": name, "seed": 3, "rounds": 4, "silos": list(silos)}
         document |= {"model": {"name": "cnn-digits", "classes": 3}, **changes}
         document |= {"method": {"name": method, "options": options}}
-        document |= {"training": {"epochs": 1, "batch_size": 8, "lr": 0.1}}
+        # A private job draws by its sample rate, and refuses a size of batches.
+        batches = {} if "privacy" in changes else {"batch_size": 8}
+        document |= {"training": {"epochs": 1, "lr": 0.1, **batches}}
         self.jobs[name] = local_federation.sign_job(self.files, document)
         return self.jobs[name]
 

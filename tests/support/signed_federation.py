@@ -16,7 +16,7 @@ def job_document(silos, /, **changes):
     document = {"version": 1, "name": "job", "seed": 11, "rounds": 3, "silos": list(silos)}
     document |= {"round_timeout": 60, "method": {"name": "fedavg"}}
     document |= {"model": {"name": "cnn-digits", "classes": 10}}
-    return {**document, "training": {"epochs": 1, "batch_size": 32, "lr": 0.05}, **changes}
+    return {**document, "training": {"epochs": 1, "lr": 0.05}, **changes}
 
 
 def pfedsim(silos, /, **changes):
