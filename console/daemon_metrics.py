@@ -13,8 +13,8 @@ CONNECTED = "staddle_coordinator_silo_connected"
 
 
 def connected(config: MetricsConfig | None) -> dict[str, bool]:
-    """By silo; empty where the coordinator has no [metrics] or does not answer."""
-    if config is None:
+    """By silo; empty where the coordinator does not answer, or only whom its [metrics] names."""
+    if config is None or config.clients:
         return {}
     # No proxy: the address is on loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

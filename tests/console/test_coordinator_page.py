@@ -162,6 +162,9 @@ def test_a_ledger_that_is_gone_does_not_hold(made):
 def test_the_daemon_tells_who_is_connected():
     gauge = Gauge("silo_connected", "", ("silo",), {("a",): True, ("b",): False})
     assert daemon_metrics.connected(None) == {}
+    # only these clients are told
+    named = MetricsConfig(listen="127.0.0.1:9", clients=(Path("prometheus.crt"),))
+    assert daemon_metrics.connected(named) == {}
     # nobody listens there: port 9 of loopback
     assert daemon_metrics.connected(MetricsConfig(listen="127.0.0.1:9")) == {}
     said = []
