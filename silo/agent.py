@@ -36,6 +36,7 @@ from ..security.identity import roster as rosters
 from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.roster import Roster
 from ..security.policy.policy import SiloPolicy
+from .admission import approvals
 from .admission.budget import DatasetBudget
 from .admission.checks import Admitted, admit, checked_cohort
 from .admission.private_jobs import advice, check_room, payer
@@ -301,6 +302,11 @@ class Agent:
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
+        try:
+            policy, peer = self._policy.digest, self._roster.coordinator.id
+            approvals.check_approved(self._config, job.name, offer.signed, policy, peer)
+        except RefusedError as error:
+            return await self._unapproved(offer, error)
         if job.name in self._admitted:  # rate limit: it is offered again
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
@@ -309,6 +315,7 @@ class Agent:
         await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
         on = self._policy.on(job.dataset).dataset
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed, on)
+        approvals.forget_offer(self._config.directory, job.name)
         if job.keyed:
             # Before our contribution to the key: from then on, missing memory of rows was lost.
             await asyncio.to_thread(self._mixed(job.name).begin, job)
@@ -343,13 +350,24 @@ class Agent:
         for text in range_advice(job, admitted.train, admitted.test):
             log.problem("records.advice", job=job.name, why=text)
 
+    async def _unapproved(self, offer: JobOffered, error: RefusedError) -> Event:
+        if error.code != approvals.WAITING:
+            return await self._decline(offer, error)
+        # No decision yet, so there is none to record.
+        log.event("job.waits", job=offer.job, why=error.why)
+        return await self._answer_again(offer, error.code)
+
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         # Recorded before it is sent, like an acceptance.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
+        return await self._answer_again(offer, error.code)
+
+    async def _answer_again(self, offer: JobOffered, code: str) -> Event:
+        """Answer, and the same for some time where the job is offered again."""
         until = asyncio.get_running_loop().time() + DECIDE_AGAIN_SECONDS
-        self._declined[sha256(offer.signed).digest()] = Declined(error.code, until)
-        return await self._answer_declined(offer, error.code)
+        self._declined[sha256(offer.signed).digest()] = Declined(code, until)
+        return await self._answer_declined(offer, code)
 
     async def _answer_declined(self, offer: JobOffered, code: str) -> Event:
         await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", code)

@@ -69,7 +69,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     )
     tables = policy.file.dataset if policy else {}
     for dataset in filter(tables.__contains__, config.names.own):
-        report.look("privacy", partial(_privacy, dataset, tables[dataset], config))
+        report.look("privacy", partial(spent_of, dataset, tables[dataset], config))
 
     # without keys, roster and policy nothing can be said of a job
     largest = 0
@@ -126,7 +126,7 @@ def _policy(config: SiloConfig) -> tuple[SiloPolicy, str]:
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
 
 
-def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
+def spent_of(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
     """How much of the data set's budget is spent."""
     cost, jobs = "0", 0
     for found in budgets.read(config):

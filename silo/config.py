@@ -54,6 +54,10 @@
                                       # job keeps it in, and it is for jobs on one data set alone:
     dataset = "heart"                 # left out: that of [data]
 
+    [admission]
+    approve = "policy"     # or "ask": a job that the policy allows waits for a person, too:
+                           # staddle silo approve JOB
+
     [metrics]                         # optional: Prometheus metrics
     listen = "127.0.0.1:9465"
     clients = ["prometheus.crt"]      # optional: over TLS, and only for keys of these certificates
@@ -85,6 +89,12 @@ class Training(Strict):
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
     precision: Precision = "float32"
     graphs: bool = pydantic.Field(default=True, strict=True)
+
+
+class Admission(Strict):
+    """Who takes part in a job that passes all checks: the policy alone, or a person here, too."""
+
+    approve: Literal["policy", "ask"] = "policy"
 
 
 class Weights(Strict):
@@ -133,6 +143,7 @@ class SiloConfig(Strict):
     data: registry.Source
     datasets: dict[DatasetName, FurtherData] = pydantic.Field(default_factory=dict)
     training: Training = Training()
+    admission: Admission = Admission()
     weights: tuple[Weights, ...] = ()
     metrics: MetricsConfig | None = None
 

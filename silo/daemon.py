@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 from .. import log
 from ..errors import LocalError
+from ..files import checked_file
 from ..files.documents import read_bytes
 from ..files.portable import check_runs_daemons
 from ..files.watched_file import WatchedFile
@@ -36,6 +38,7 @@ from ..security.ledger.records import Start, StopRecord
 from ..security.log.lock import locked
 from ..security.policy import policy as policies
 from ..security.policy.policy import SiloPolicy
+from .admission import approvals
 from .admission import budget as budgets
 from .admission.budget import DatasetBudget
 from .admission.signed_sets import check_remembered
@@ -52,8 +55,16 @@ NOT_KEPT = "the roster is too large for a record of the ledger; keep the file fo
 WatchedFiles: TypeAlias = Mapping[str, WatchedFile[Any]]
 
 # events about each file that is read again once it changes
-RELOADED = {"policy": "policy.reloaded", "roster": "roster.reloaded"}
-INVALID = {"policy": "policy.invalid", "roster": "roster.invalid"}
+RELOADED = {
+    "policy": "policy.reloaded",
+    "roster": "roster.reloaded",
+    "approvals": "approvals.reloaded",
+}
+INVALID = {
+    "policy": "policy.invalid",
+    "roster": "roster.invalid",
+    "approvals": "approvals.invalid",
+}
 
 
 async def serve(config: SiloConfig) -> None:
@@ -93,10 +104,15 @@ async def serve(config: SiloConfig) -> None:
         kept_split_key(config.directory)  # lost, it is said now and not when a job is offered
 
         parse = partial(budgets.checked_policy, config)
-        files: WatchedFiles = {
+        files: dict[str, WatchedFile[Any]] = {
             "policy": WatchedFile(config.policy, policy.text.encode(), policy, parse),
             "roster": watched,
         }
+        # A person's decision is a file that changes, too.
+        if config.admission.approve == "ask":
+            made = approvals.begin(config.directory)
+            path = config.directory / approvals.FOLDER / approvals.DECISIONS
+            files["approvals"] = WatchedFile(path, made, approvals.parse(made), approvals.parse)
         stops = Stops()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -168,10 +184,12 @@ async def _run(
     reloaded = [name for name, file in files.items() if file.changed]
     policy: SiloPolicy = files["policy"].take()
     roster: Roster = files["roster"].take()
+    digests = {"policy": policy.digest, "roster": rosters.digest(roster)}
+    if "approvals" in files:
+        digests["approvals"] = sha256(checked_file.to_json(files["approvals"].take())).hexdigest()
     # The ledger says under which policy everything behind this record left.
     software = f"staddle {version('staddle')}"
-    roster_digest = rosters.digest(roster)
-    start = Start(silo=silo, software=software, roster=roster_digest, policy=policy.digest)
+    start = Start(silo=silo, software=software, roster=digests["roster"], policy=policy.digest)
     ledger.append(start)
     ledger.put_in_force(policy.digest, policy.text)
     if not ledger.keep_roster(roster):
@@ -186,7 +204,6 @@ async def _run(
         agent = Agent(config, silo, roster, policy, gate, keys, opened)
         stops.watch(agent)
         log.event("started", silo=silo, roster=roster.version, policy=policy.digest)
-        digests = {"policy": policy.digest, "roster": roster_digest}
         for name in reloaded:
             log.event(RELOADED[name], sha256=digests[name])
         members = (keys.entry, roster.coordinator)

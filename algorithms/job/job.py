@@ -124,6 +124,8 @@ class MethodTable(Strict):
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
+# One line: it is printed for people at silos who decide by it.
+Purpose = Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
@@ -169,6 +171,8 @@ class JobFile(JobSettings):
     privacy: PrivacyTable | None = None
     dataset: Name | None = None
     """Which of a silo's data sets the job is on; None: that of each silo's [data]."""
+    purpose: Purpose | None = None
+    """What the job is for, in a sentence that silos' people read before they approve it."""
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -355,6 +359,7 @@ LONGEST_ERROR = 2000  # characters
 READING = RLock()  # held while a job with code of others is read
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
 """Keys that a job file, a job and its document have alike."""
+LATER = ("dataset", "purpose")  # of these, a document has those that the file has
 
 
 # Keys of [privacy] that do nothing where whole silos are protected.
@@ -412,6 +417,7 @@ class Job:
     security: SecurityTable
     privacy: PrivacyTable | None = None
     dataset: str | None = None  # of each silo; None: that of its [data]
+    purpose: str | None = None  # for the silos' people
     # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
     # the entry ``start`` of the document that the job was read from
@@ -564,10 +570,10 @@ class Job:
                 "version": method_class(self.method_name, self.name).version,
                 "options": plain(self.method_options),
             },
-            **{key: plain(getattr(self, key)) for key in COPIED if key != "dataset"},
+            **{key: plain(getattr(self, key)) for key in COPIED if key not in LATER},
             # What older releases did not know is left out where it changes nothing: their documents
             # stay as they are.
-            **({"dataset": self.dataset} if self.dataset else {}),
+            **{key: getattr(self, key) for key in LATER if getattr(self, key)},
             "privacy": _written_privacy(self.privacy),
         }
 

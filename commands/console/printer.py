@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
+import typer
 from rich import box
 from rich import progress as bars
 from rich import table as grids
@@ -94,6 +95,11 @@ def show(*shown: str | PrintedTable, err: bool = False) -> None:
             _show_table(each, err=err)
         else:
             _write(f"{printable(each)}\n", err=err)
+
+
+def confirm(question: str) -> None:
+    """Ask, and end the command with code 1 unless the answer is yes."""
+    typer.confirm(printable(question), abort=True)
 
 
 def show_json(value: Any, *, indent: int | None = None) -> None:

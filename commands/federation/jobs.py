@@ -1,6 +1,8 @@
 """``staddle job``: jobs at a coordinator, for its operator."""
 
+import time
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +10,7 @@ import typer
 
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import StartWeights
-from ...coordinator.rounds.events import in_words
+from ...coordinator.rounds.events import WAITING, in_words
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...proto import operations_pb2 as pb
@@ -153,6 +155,7 @@ def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
 
 def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
     """Follow a job until it has ended; exit code 1 if it failed."""
+    pace = WatchedPace()
     with connected(operator) as here:
         # Printed as they come: a job may run for days.
         for report in here.watch(job):
@@ -165,10 +168,52 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                     f"{_shown(closed['members'])}: {round_text.in_words(closed, reading(report))}"
                 )
                 printer.show(f"round {closed['round']} closed: {said}")
-            printer.show(status_line(report.status))
+            status = report.status
+            printer.show(
+                f"{status_line(status)}{pace.told(status, time.monotonic())}{_awaited(status)}"
+            )
     # The last report is the job's end: a watch that breaks off raises.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
+
+
+LONGEST_LEFT = 10**9  # seconds
+
+
+class WatchedPace:
+    """How far a job is, and when it will end at the pace of the rounds that were watched."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def told(self, status: pb.JobStatus, now: float) -> str:
+        """In words, empty for a job that has ended; ``now`` in seconds, by any steady clock."""
+        if status.stage == "ended":
+            return ""
+        began, first = self._first = self._first or (now, status.round)
+        text = f"; {status.round / max(1, status.rounds):.0%}"
+        # Before a round has closed nobody knows how long one takes.
+        if status.round > first:
+            seconds = (now - began) / (status.round - first) * (status.rounds - status.round)
+            # A coordinator may name any numbers.
+            bounded = max(0, min(round(seconds), LONGEST_LEFT))
+            text += f", about {timedelta(seconds=bounded)} left"
+        return text
+
+
+def _awaited(status: pb.JobStatus) -> str:
+    """The silos without which a stage does not end yet, and why; empty where none is awaited."""
+    why: dict[str, str] = {}
+    if status.stage == "admitting":
+        answers = {silo: status.answers.get(silo, "") for silo in status.silos}
+        known = {"": "not answered", WAITING: "waiting for approval"}
+        why = {silo: known[code] for silo, code in answers.items() if code in known}
+    elif status.stage == "round":
+        over = {*status.given, *status.failed}
+        why = {silo: "training" for silo in status.cohort if silo not in over}
+    why |= dict.fromkeys(set(status.unheard).intersection(why), "not connected")
+    listed = ", ".join(f"{silo} ({text})" for silo, text in why.items())
+    return f"; awaited: {listed}" if listed else ""
 
 
 def stop(job: Name, operator: OperatorFile) -> None:
@@ -228,7 +273,7 @@ def status_line(status: pb.JobStatus) -> str:
     declined = [
         f"{silo} ({in_words(code)})"
         for silo, code in sorted(status.answers.items())
-        if code != "accepted"
+        if code not in ("accepted", WAITING)
     ]
     if declined:
         line += f"; declined by {', '.join(declined)}: their own logs say why"

@@ -96,7 +96,7 @@ def check(
         }
         printer.show_json(document)
     else:
-        printer.show(*_lines(plan, signer, silo, found, outflows), *_objections(objections))
+        printer.show(*lines(plan, signer, silo, found, outflows), *_objections(objections))
         printer.show(*_ending(outflows, accepts))
     if not accepts:
         raise typer.Exit(1)
@@ -130,9 +130,10 @@ def _sources(
 # For people.
 
 
-def _lines(
+def lines(
     plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]
 ) -> Iterator[str]:
+    """The job, facts about all rounds, and each tensor that leaves with its rule and readers."""
     job = plan.job
     yield from heading(job, signer)
     # First the facts about all rounds, then the tensors of each phase.

@@ -56,7 +56,7 @@ def overview(plan: JobPlan, signer: str, roster: Roster) -> Iterator[str]:
     """The lines of ``job show``."""
     job = plan.job
     yield from heading(job, signer)
-    for fact in filter(None, (*_settings(job), *_facts(plan), *_packages(job))):
+    for fact in filter(None, (*_settings(job), *_facts(plan), *packages(job))):
         yield from wrapped(fact)
 
     total = 0
@@ -79,6 +79,8 @@ def heading(job: Job, signer: str) -> Iterator[str]:
     )
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
+    if job.purpose:
+        yield from wrapped(f"purpose, as the operator says: {job.purpose}")
 
 
 def _settings(job: Job) -> Iterator[str]:
@@ -111,7 +113,8 @@ def _facts(plan: JobPlan) -> Iterator[str]:
     yield from map(": ".join, promise(job).items())
 
 
-def _packages(job: Job) -> Iterator[str]:
+def packages(job: Job) -> Iterator[str]:
+    """The installed packages whose code the job runs."""
     for package in job.packages:
         yield f"runs code of package {package.name} {package.version}, SHA-256 {package.sha256}"
 

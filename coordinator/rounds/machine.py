@@ -345,14 +345,16 @@ def _answered(state: JobState, event: Answered) -> Step:
     # An acceptance counts for good.
     if not state.may_answer(silo):
         return state, ()
-    if code is None:
-        answer, said = "accepted", LogEvent("job.accepted", {"silo": silo})
-    else:
-        answer, said = code, LogEvent("job.declined", {"silo": silo, "code": code})
+    answer = code or "accepted"
+    fields = {"silo": silo} if code is None else {"silo": silo, "code": code}
+    said = LogEvent(_SAID.get(answer, "job.declined"), fields)
     told = state.answers.get(silo) == answer
     answers = {**state.answers, silo: answer}
     state = replace(state, answers=answers, asked=state.asked - {silo})
     return _then(state, () if told else (said,), _admit_if_complete)
+
+
+_SAID = {"accepted": "job.accepted", WAITING: "job.waits"}
 
 
 def _admit_if_complete(state: JobState) -> Step:

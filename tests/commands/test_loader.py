@@ -106,7 +106,9 @@ def test_brackets_of_every_text_of_help_are_shown(monkeypatch):
 def test_every_group_has_commands_and_every_command_its_group():
     of_two = {path.split()[0] for path in COMMANDS if " " in path}
     assert of_two - {path for path in COMMANDS if " " not in path} == GROUPS.keys()
-    assert list(LazyGroup(name="silo", help="").commands) == ["init", "check", "run", "new-split"]
+    assert list(LazyGroup(name="silo", help="").commands) == [
+        "init", "check", "run", "jobs", "approve", "decline", "new-split",
+    ]  # fmt: skip
     assert (
         LazyGroup(name="", help="").commands.keys()
         == {path for path in COMMANDS if " " not in path} | GROUPS.keys()

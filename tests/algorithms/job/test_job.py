@@ -18,6 +18,7 @@ from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.tasks.table_counting import RIGHT
+from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 
 TEXT = """
@@ -155,12 +156,23 @@ def test_a_job_that_asks_for_a_data_set_is_another_job(make_job):
 
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     outside = {"start", "packages"}  # of jobs whose model or method is not Staddle's own
-    outside.add("dataset")  # of jobs that ask for one
+    outside |= {"dataset", "purpose"}  # of jobs that have one
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED} - outside
     # not of the file: the method's, how the job came, and where its file of weights lies
     other = {"method_name", "method_options", "federated", "signed_start", "weights_file"}
     own = {field.name for field in fields(Job)} - other
     assert own == JobFile.model_fields.keys() - {"version", "method"}
+
+
+def test_a_purpose_is_in_the_document_and_one_line(make_job):
+    purpose = "Predict the length of stay, for the planning of wards"
+    job = make_job(purpose=purpose)
+    assert job.document()["purpose"] == purpose
+    assert Job.from_document(job.document(), "a job", ()) == job
+    assert job.digest != make_job().digest
+    for text in ("too short", "x" * 501, "of two lines,\nso it could look like another"):
+        with pytest.raises(LocalError, match="purpose"):
+            make_job(purpose=text)
 
 
 def test_the_digest_of_a_job_is_pinned(make_job):

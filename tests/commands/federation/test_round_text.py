@@ -240,6 +240,41 @@ def test_a_line_of_a_job_names_who_declined():
     assert "declined" not in jobs.status_line(status)
 
 
+def test_a_watched_job_names_who_is_awaited_and_why():
+    status = pb.JobStatus(
+        stage="admitting",
+        silos=("a", "b", "c", "d", "e"),
+        answers={"a": "accepted", "b": "WAITING", "c": "POLICY"},
+        unheard=["e"],
+    )
+    said = "; awaited: b (waiting for approval), d (not answered), e (not connected)"
+    assert jobs._awaited(status) == said
+    assert "declined by c (POLICY)" in jobs._line(status)
+    in_round = pb.JobStatus(
+        stage="round",
+        silos=status.silos,
+        cohort=("a", "b", "c", "d"),
+        given=["a"],
+        failed={"b": "lost"},
+        unheard=["d", "e"],
+    )
+    assert jobs._awaited(in_round) == "; awaited: c (training), d (not connected)"
+    for stage in ("queued", "folding", "ended"):
+        assert jobs._awaited(pb.JobStatus(stage=stage, silos=status.silos)) == ""
+
+
+def test_a_watched_job_says_how_far_it_is_and_how_long_it_takes_still():
+    pace = jobs.WatchedPace()
+    at = lambda number, stage="round": pb.JobStatus(stage=stage, round=number, rounds=8)
+    assert pace.told(at(2), 100.0) == "; 25%"  # no round was seen to close
+    assert pace.told(at(2), 150.0) == "; 25%"
+    assert pace.told(at(4), 160.0) == "; 50%, about 0:02:00 left"
+    assert pace.told(at(7), 200.0) == "; 88%, about 0:00:20 left"
+    assert pace.told(at(8, "ended"), 220.0) == ""
+    hostile = pb.JobStatus(stage="round", round=3, rounds=2**32 - 1)
+    assert "left" in pace.told(hostile, 1e9)
+
+
 TABLE_NAMES = ("confusion", "scores", "risks", "targets.target", "roc")
 
 

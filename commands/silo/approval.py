@@ -1,0 +1,142 @@
+"""``staddle silo jobs``, ``approve`` and ``decline``: the last word of the silo's own people."""
+
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...algorithms.job.job import Job
+from ...errors import LocalError
+from ...files.documents import parse_json, read_bytes
+from ...security.blind.plan import JobPlan
+from ...security.identity import roster as rosters
+from ...security.identity.keys import ENTRY_FILE, load_entry
+from ...security.ledger.audit import LEDGER
+from ...security.ledger.messages import of_type
+from ...security.ledger.records import JobDecline
+from ...security.policy import policy as policies
+from ...security.policy.policy import SiloPolicy
+from ...silo import config as configs
+from ...silo import status
+from ...silo.admission import approvals, checks
+from ...silo.check import spent_of
+from ...silo.config import SiloConfig
+from ..console import printer
+from ..console.printer import PrintedTable
+from ..policy.review import review
+
+ConfigFile = Annotated[Path, typer.Option(help="The silo's TOML file.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+Sure = Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")]
+COLUMNS = ("job", "state", "since", "why")
+
+
+def jobs(
+    config: ConfigFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """List the jobs that wait for a person, were declined, run, or have ended.
+
+    Reads the disk and disturbs no agent.
+    """
+    rows = list(_rows(configs.load(config)))
+    if as_json:
+        printer.show_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+        return
+    table = PrintedTable(COLUMNS, rows, frame="none", width=100)
+    printer.show(table if rows else "no jobs")
+
+
+def approve(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
+    """Show what will leave this silo in a job and who reads it, then let it take part.
+
+    The approval is for this signed file under the policy of now: another file of the same name
+    needs another, and so does this one if the policy changes before the silo has accepted it.
+    """
+    loaded = configs.load(config)
+    signed, policy = _shown(loaded, job)
+    if not yes:
+        printer.confirm(f"let this silo take part in job {job!r}?")
+    approvals.approve(loaded, job, signed, policy.digest)
+    printer.show(f"approved; the agent accepts job {job!r} when it connects next, within seconds")
+
+
+def decline(
+    job: JobName,
+    config: ConfigFile,
+    reason: Annotated[str, typer.Option(help="For this silo's people; it never leaves.")] = "",
+    yes: Sure = False,
+) -> None:
+    """Show a job that waits, like approve, and keep this silo out of it.
+
+    The coordinator learns the code NOT_APPROVED, and not the reason.
+    """
+    loaded = configs.load(config)
+    signed, policy = _shown(loaded, job)
+    if not yes:
+        printer.confirm(f"keep this silo out of job {job!r}?")
+    approvals.decline(loaded, job, signed, policy.digest, reason)
+    printer.show(f"declined; job {job!r} may still be approved while it is offered")
+
+
+def _shown(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy]:
+    """Show a job that waits; the bytes that were shown, and the policy under which."""
+    # Read once: what is approved is what was shown, whatever is offered meanwhile.
+    signed = approvals.offered(config, name)
+    roster = rosters.load(config.roster)
+    rosters.verify(roster, config.trust)
+    policy = policies.load(config.policy, config.names)
+    job, signer = checks.read_job(signed, roster, policy.file.packages, f"job {name!r}")
+    own = checks.on_data_set(job, policy, roster.coordinator.id)
+    silo = load_entry(config.keys / ENTRY_FILE).id
+    before = _last_accepted(config, job, policy)
+    printer.show(*review(JobPlan(job), signer, silo, own, roster, before))
+    if job.privacy is not None and own.budget is not None:
+        _, spent = spent_of(own.dataset, own.budget, config)
+        printer.show(spent)
+    return signed, policy
+
+
+def _last_accepted(config: SiloConfig, job: Job, policy: SiloPolicy) -> Job | None:
+    """The job on the same data set that was accepted last and is not this one."""
+    dataset = policy.on(job.dataset).dataset
+    kept = (config.directory / "jobs").glob("*/job.json")
+    for path in sorted(kept, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        # One that this release, policy or configuration cannot read is not compared with.
+        with suppress(LocalError):
+            document = parse_json(read_bytes(path), str(path)).get("document")
+            other = Job.from_document(document, str(path), policy.file.packages)
+            if other.digest != job.digest and policy.on(other.dataset).dataset == dataset:
+                return other
+    return None
+
+
+def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Name, state, since when and why, of each job that this silo knows."""
+    waiting = approvals.waiting(config)
+    for each in waiting:
+        decision = each.decision
+        since = dt.datetime.fromtimestamp(each.since, dt.UTC).isoformat(timespec="seconds")
+        state, why = "waits for a person", ""
+        if decision is not None:
+            state, since, why = decision.answer, decision.time, decision.reason
+        yield each.job, state, since, why
+
+    found = status.read(config)
+    for own in found.jobs:
+        ended = {True: "finished", False: "failed"}[own.finished]
+        state = ended if own.finished or own.failed else "runs"
+        yield own.job, state, "", own.problem or f"round {own.done} of {own.rounds}"
+    # Accepted later, or asked about by now, is no longer declined.
+    known = {each.job for each in waiting} | {own.job for own in found.jobs}
+    for name, why in _declined(config.directory / LEDGER).items():
+        if name not in known:
+            yield name, "declined", "", why
+
+
+def _declined(ledger: Path) -> dict[str, str]:
+    """By job, why the silo declined it last."""
+    return {record.job: "; ".join(record.reasons) for _, record in of_type(ledger, JobDecline)}

@@ -1,0 +1,208 @@
+"""What the silo's own people decide about single jobs, where ``[admission] approve = "ask"``.
+
+::
+
+    <directory>/approvals/<job>.json       a job that passed every check and waits for a person, as
+                                           its operator signed it
+    <directory>/approvals/decisions.json   what a person decided, by job
+
+A decision is for the very bytes that an operator signed, under one policy: another document of the
+same name needs another, and so does the same one once the policy has changed, unless the silo has
+accepted it before. The text of a person's reason stays in this folder: only a code leaves.
+
+The agent writes the offers and reads the decisions; ``approve`` and ``decline`` are run by the
+silo's user on its machine, and replace the file of decisions as a whole. The agent watches it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ...errors import LocalError, RefusedError
+from ...files import checked_file
+from ...files.documents import Strict, read_bytes, remove, write_atomic
+from ...security.identity.certificate import utc_now
+from ...security.identity.keys import ID_PATTERN
+from ...security.log.lock import locked
+from ...security.policy import policy as policies
+from ..config import SiloConfig
+
+FOLDER, DECISIONS = "approvals", "decisions.json"
+MOST_OFFERS = 100  # that are kept; an operator could have any number signed
+MOST_REASON = 500  # characters
+WAITING, NOT_APPROVED = "WAITING", "NOT_APPROVED"  # of ``ErrorCode``
+Answer: TypeAlias = Literal["approved", "declined"]
+Digest: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class JobDecision(Strict):
+    """What a person decided: about which signed file, under which policy (SHA-256), and when."""
+
+    answer: Answer
+    signed: Digest
+    policy: Digest
+    time: str
+    reason: Annotated[str, Field(max_length=MOST_REASON)] = ""
+
+
+class JobDecisions(Strict):
+    """``decisions.json``: the last decision about each job, by its name."""
+
+    jobs: dict[Annotated[str, Field(pattern=ID_PATTERN)], JobDecision] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job that was offered and asked about; ``decision`` is None while nobody has decided."""
+
+    job: str
+    signed: bytes
+    since: float  # seconds since 1970
+    decision: JobDecision | None
+
+
+def begin(directory: Path) -> bytes:
+    """Make the folder, and its file where there is none; the file's content."""
+    (directory / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    path = directory / FOLDER / DECISIONS
+    if not path.exists():
+        checked_file.write_json(path, JobDecisions())
+    return read_bytes(path)
+
+
+def parse(data: bytes) -> JobDecisions:
+    """The decisions in a file's bytes; LocalError for a damaged file."""
+    return checked_file.from_json(data, JobDecisions, DECISIONS)
+
+
+def decisions(directory: Path) -> Mapping[str, JobDecision]:
+    """The last decision about each job."""
+    path = directory / FOLDER / DECISIONS
+    return checked_file.read_json(path, JobDecisions).jobs if path.exists() else {}
+
+
+# The agent.
+
+
+def check_approved(
+    config: SiloConfig, job: str, signed: bytes, policy: str, coordinator: str
+) -> None:
+    """RefusedError WAITING or NOT_APPROVED unless a person approved this very job.
+
+    A job that waits is kept for ``waiting``. ``policy`` is the digest of the policy in force.
+    """
+    if config.admission.approve == "policy":
+        return
+    _keep_offer(config.directory, job, signed)
+    why = f"waits for a person: staddle silo approve {job}, or decline {job}"
+    try:
+        found = decisions(config.directory).get(job)
+    # A damaged file approves nothing.
+    except LocalError as error:
+        raise RefusedError(coordinator, WAITING, f"{why}; {error}") from error
+    if found is None or not _holds(found, signed, policy):
+        raise RefusedError(coordinator, WAITING, why)
+    if found.answer == "declined":
+        raise RefusedError(coordinator, NOT_APPROVED, "a person at this silo declined it")
+
+
+def forget_offer(directory: Path, job: str) -> None:
+    """Remove what was kept of a job that waited: it has been accepted."""
+    remove(_offer(directory, job))
+
+
+def _holds(decision: JobDecision, signed: bytes, policy: str) -> bool:
+    # A refusal holds under any policy: a person said no to the document.
+    same_policy = decision.policy == policy or decision.answer == "declined"
+    return same_policy and decision.signed == sha256(signed).hexdigest()
+
+
+def _keep_offer(directory: Path, job: str, signed: bytes) -> None:
+    begin(directory)
+    path = _offer(directory, job)
+    # The time of the file says since when it waits.
+    if not path.exists() or read_bytes(path) != signed:
+        write_atomic(path, signed)
+    for old in _offers(directory)[:-MOST_OFFERS]:
+        remove(old)
+
+
+def _offer(directory: Path, job: str) -> Path:
+    # The name is part of a path, and may come from a command line.
+    if not re.fullmatch(ID_PATTERN, job):
+        raise LocalError(f"{job[:64]!r} is no name of a job; staddle silo jobs lists them")
+    return directory / FOLDER / f"{job}.json"
+
+
+def _offers(directory: Path) -> list[Path]:
+    """The files of offers, the oldest first."""
+    found = set((directory / FOLDER).glob("*.json")) - {directory / FOLDER / DECISIONS}
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+# The silo's people.
+
+
+def waiting(config: SiloConfig) -> tuple[WaitingJob, ...]:
+    """The jobs that were offered and not accepted yet, the oldest first.
+
+    Those about which a person decided are among them, with a decision that holds under the policy
+    of now.
+    """
+    policy = policies.load(config.policy, config.names).digest
+    made = decisions(config.directory)
+    found = []
+    for path in _offers(config.directory):
+        signed, decision = read_bytes(path), made.get(path.stem)
+        if decision is not None and not _holds(decision, signed, policy):
+            decision = None
+        found.append(WaitingJob(path.stem, signed, path.stat().st_mtime, decision))
+    return tuple(found)
+
+
+def offered(config: SiloConfig, job: str) -> bytes:
+    """The signed file of a job that waits; LocalError where there is none of this name."""
+    path = _offer(config.directory, job)
+    if not path.exists():
+        names = ", ".join(each.stem for each in _offers(config.directory)) or "none"
+        raise LocalError(f"no job {job!r} waits for a person here; those that do: {names}")
+    return read_bytes(path)
+
+
+def approve(config: SiloConfig, job: str, signed: bytes, policy: str) -> JobDecision:
+    """Let the silo take part in a job, as it was shown.
+
+    ``signed`` are the bytes that a person has seen, ``policy`` is the digest of the policy under
+    which. LocalError where no such job waits, or another one of its name does by now.
+    """
+    return _decide(config, job, signed, policy, "approved", "")
+
+
+def decline(
+    config: SiloConfig, job: str, signed: bytes, policy: str, reason: str = ""
+) -> JobDecision:
+    """Keep the silo out of a job, like ``approve``; the reason is for the silo's own people."""
+    return _decide(config, job, signed, policy, "declined", reason)
+
+
+def _decide(
+    config: SiloConfig, job: str, signed: bytes, policy: str, answer: Answer, reason: str
+) -> JobDecision:
+    if offered(config, job) != signed:
+        raise LocalError(f"another job named {job!r} is offered by now; look at it first")
+    if len(reason) > MOST_REASON:
+        raise LocalError(f"a reason of {len(reason)} characters; at most {MOST_REASON}")
+    time = utc_now().isoformat(timespec="seconds")
+    digest = sha256(signed).hexdigest()
+    decision = JobDecision(answer=answer, signed=digest, policy=policy, time=time, reason=reason)
+    folder = config.directory / FOLDER
+    # Two people may decide at once, about two jobs.
+    with locked(folder):
+        made = {**decisions(config.directory), job: decision}
+        checked_file.write_json(folder / DECISIONS, JobDecisions(jobs=made))
+    return decision
