@@ -286,7 +286,7 @@ def test_who_holds_the_folder_is_its_daemon(tmp_path):
     assert daemon(tmp_path).process() is None
 
 
-@pytest.mark.parametrize("number", ["1", str(os.getpid()), "", "x", "-5", "99999999999"])
+@pytest.mark.parametrize("number", ["1", "ours", "", "x", "-5", "99999999999"])
 def test_no_process_is_taken_for_the_daemon_by_its_number_alone(tmp_path, number):
     """Ours is another's, that has the number of the daemon that ended."""
     program = (
@@ -296,7 +296,7 @@ def test_no_process_is_taken_for_the_daemon_by_its_number_alone(tmp_path, number
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], **pipes) as holding:
         holding.stdout.readline()
-        (tmp_path / "LOCK").write_text(number)
+        (tmp_path / "LOCK").write_text(str(os.getpid()) if number == "ours" else number)
         with pytest.raises(LocalError, match="which one cannot be told"):
             daemon(tmp_path).process()
         holding.stdin.close()

@@ -171,7 +171,7 @@ def test_a_purpose_is_in_the_document_and_one_line(make_job):
     assert Job.from_document(job.document(), "a job", ()) == job
     assert job.digest != make_job().digest
     for text in ("too short", "x" * 501, "of two lines,\nso it could look like another"):
-        with pytest.raises(LocalError, match="purpose"):
+        with pytest.raises(ValueError, match="purpose"):
             make_job(purpose=text)
 
 

@@ -249,7 +249,7 @@ def test_a_watched_job_names_who_is_awaited_and_why():
     )
     said = "; awaited: b (waiting for approval), d (not answered), e (not connected)"
     assert jobs._awaited(status) == said
-    assert "declined by c (POLICY)" in jobs._line(status)
+    assert "declined by c (POLICY)" in jobs.status_line(status)
     in_round = pb.JobStatus(
         stage="round",
         silos=status.silos,
