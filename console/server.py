@@ -63,7 +63,8 @@ def site_of(path: Path, config: Config, operator: Path | None, address: Address)
         return CoordinatorSite(config, operator)
     if operator is not None:
         raise LocalError("--operator is for the console of a coordinator; a silo stops no jobs")
-    return SiloSite(path, config)
+    # Beyond loopback it is not known which of the readers asks.
+    return SiloSite(path, config, decides=address.is_loopback)
 
 
 def readers(config: Config, roster: Roster) -> tuple[RosterEntry, ...]:

@@ -1,5 +1,6 @@
 """What the page of a silo shows: plain values for the templates, from its folder and its ledger."""
 
+import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,6 +11,7 @@ from ..security.dp.rdp import shown
 from ..security.ledger.messages import CONTROL, MESSAGE, PROTOCOL, Totals
 from ..security.ledger.records import JobDecline
 from ..security.policy.release import GRAM_READER, MIX_READER, SILOS_READER, SUM_READER
+from ..silo.admission.approvals import WaitingJob
 from ..silo.admission.budget import BudgetReport
 from ..silo.config import SiloConfig
 from ..silo.job_folder import JobFolder
@@ -53,6 +55,7 @@ class SiloJobLine:
     rounds: int = 0
     reasons: tuple[str, ...] = ()
     at: str = ""
+    is_offered: bool = False  # a person may decide about it
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,15 @@ def total(lines: Sequence[Totals]) -> Totals:
     return found
 
 
-def job_lines(jobs: Sequence[SiloJobStatus], facts: SiloFacts | None) -> list[SiloJobLine]:
-    """Accepted jobs, the newest first, and then those that were declined and not accepted since."""
-    lines = [
+def job_lines(
+    jobs: Sequence[SiloJobStatus], facts: SiloFacts | None, waiting: Sequence[WaitingJob] = ()
+) -> list[SiloJobLine]:
+    """Jobs about which a person decides, accepted ones, and those declined and not accepted since.
+
+    The newest of each stand first.
+    """
+    offered = list(map(_offered, reversed(waiting)))
+    lines = offered + [
         SiloJobLine(
             name=job.job,
             state=state_of(job),
@@ -130,8 +139,18 @@ def job_lines(jobs: Sequence[SiloJobStatus], facts: SiloFacts | None) -> list[Si
         )
         for job in reversed(jobs)
     ]
-    known = {job.job for job in jobs}
+    known = {line.name for line in lines}
     return lines + [line for line in _declined(facts) if line.name not in known]
+
+
+def _offered(waiting: WaitingJob) -> SiloJobLine:
+    decision = waiting.decision
+    since = dt.datetime.fromtimestamp(waiting.since, dt.UTC).isoformat()
+    state, at, why = "waits for a person", since, ""
+    if decision is not None:
+        state, at, why = f"{decision.answer} by a person", decision.time, decision.reason
+    reasons = tuple(filter(None, [why]))
+    return SiloJobLine(waiting.job, state, reasons=reasons, at=at, is_offered=True)
 
 
 def state_of(job: SiloJobStatus) -> str:
@@ -228,15 +247,21 @@ def _chart(form: ScoreForm, rounds: Sequence[Mapping[str, float | None]]) -> Met
     return curve(title, series, SHARE if form.share else NUMBER)
 
 
-def summary(running: bool, jobs: Sequence[SiloJobStatus], facts: SiloFacts | None) -> str:
+def summary(
+    running: bool,
+    jobs: Sequence[SiloJobStatus],
+    facts: SiloFacts | None,
+    waiting: Sequence[WaitingJob] = (),
+) -> str:
     """One sentence for a reader of the screen: it is read out where it changes."""
+    asks = [f"{each.job} waits for a person" for each in waiting if each.decision is None]
     runs = "Agent runs" if running else "Agent does not run"
     open_jobs = [
         f"{job.job}: {job.done} of {job.rounds} rounds"
         for job in jobs
         if state_of(job) == "running"
     ]
-    return "; ".join([runs, verdict(facts), *open_jobs])
+    return "; ".join([runs, verdict(facts), *asks, *open_jobs])
 
 
 def verdict(facts: SiloFacts | None) -> str:

@@ -1,11 +1,15 @@
 """The console of a silo."""
 
+import re
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ..commands.report import report
 from ..commands.report.page import RosterSources
+from ..commands.silo.approval import reviewed
+from ..errors import LocalError
 from ..files.documents import disk
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
@@ -14,6 +18,7 @@ from ..security.ledger.audit import LEDGER
 from ..security.log.lock import held
 from ..security.preflight import PreflightReport
 from ..silo import status
+from ..silo.admission import approvals
 from ..silo.check import check
 from ..silo.config import SiloConfig
 from ..silo.job_folder import JobFolder
@@ -31,8 +36,12 @@ FILES_OF_A_JOB = ("job.json", "report.json", "failed", "dataset")
 class SiloSite:
     """Pages: what left, jobs, privacy, data, models, checks, and the report to download."""
 
-    def __init__(self, path: Path, config: SiloConfig) -> None:
-        """``path`` is that of the configuration, which checks read again."""
+    def __init__(self, path: Path, config: SiloConfig, *, decides: bool) -> None:
+        """``path`` is that of the configuration, which checks read again.
+
+        ``decides``: whoever sees the page may approve and decline jobs, as the user of this process
+        may by the command line.
+        """
         self._path = path
         self._config = config
         self._jobs: StampedValue[tuple[SiloJobStatus, ...]] = StampedValue(
@@ -46,16 +55,23 @@ class SiloSite:
         self.pages: tuple[ShownPage, ...] = (
             ShownPage("/", "What left", "left.html", self._left),
             ShownPage("/jobs", "Jobs", "silo_jobs.html", self._job_list),
+            ShownPage("/jobs/{job}", "", "offered.html", self._offered),
             ShownPage("/privacy", "Privacy", "privacy.html", self._privacy),
             ShownPage("/data", "Data", "data.html", self._data),
             ShownPage("/models", "Models", "models.html", self._models),
             ShownPage("/checks", "Checks", "checks.html", self._checks),
             ShownPage("/report", "Report", "report.html", lambda _: {}),
         )
-        self.actions: tuple[FormAction, ...] = (
+        reads = (
             FormAction("/verify", self._verify),
             FormAction("/checks", self._check, "/checks"),
         )
+        acts = (
+            FormAction("/jobs/{job}/approve", self._approve, "/jobs"),
+            FormAction("/jobs/{job}/decline", self._decline, "/jobs"),
+        )
+        self._decides = decides
+        self.actions: tuple[FormAction, ...] = (*reads, *acts) if decides else reads
         self.downloads: tuple[FileDownload, ...] = (
             FileDownload("/report/file", "ledger-report.html", self._report),
         )
@@ -70,7 +86,8 @@ class SiloSite:
 
     def summary(self) -> str:
         """One sentence."""
-        return page.summary(self._runs(), self._jobs.get(), self._facts.found)
+        waiting = approvals.waiting(self._config)
+        return page.summary(self._runs(), self._jobs.get(), self._facts.found, waiting)
 
     def _day(self) -> str:
         return utc_now().strftime("%Y-%m-%d")
@@ -80,8 +97,10 @@ class SiloSite:
         return folder.is_dir() and held(folder)
 
     def _job_files(self) -> Stamp:
-        folders = sorted((self._config.directory / "jobs").glob("*"))
-        return stamp_of(
+        directory = self._config.directory
+        folders = sorted((directory / "jobs").glob("*"))
+        offers = sorted((directory / approvals.FOLDER).glob("*.json"))
+        return stamp_of(offers) + stamp_of(
             path
             for folder in folders
             for path in (folder, *(folder / name for name in FILES_OF_A_JOB))
@@ -114,7 +133,43 @@ class SiloSite:
         }
 
     def _job_list(self, _: Parameters) -> Mapping[str, Any]:
-        return {"jobs": page.job_lines(self._jobs.get(), self._facts.found), **self._verdict()}
+        waiting = approvals.waiting(self._config)
+        lines = page.job_lines(self._jobs.get(), self._facts.found, waiting)
+        return {"jobs": lines, **self._verdict()}
+
+    def _offered(self, parameters: Parameters) -> Mapping[str, Any]:
+        """What ``staddle silo approve`` shows, of exactly the bytes that the form names."""
+        name = parameters["job"]
+        if name not in {each.job for each in approvals.waiting(self._config)}:
+            raise KeyError(name)
+        signed, policy, lines = reviewed(self._config, name)
+        return {
+            "title": f"Job {name}",
+            "name": name,
+            "lines": lines,
+            "signed": sha256(signed).hexdigest(),
+            "policy": policy.digest,
+            "decides": self._decides,
+        }
+
+    def _approve(self, parameters: Parameters) -> str:
+        job, signed, policy = self._seen(parameters)
+        approvals.approve(self._config, job, signed, policy)
+        return f"Approved: the agent accepts job {job} when it connects next."
+
+    def _decline(self, parameters: Parameters) -> str:
+        job, signed, policy = self._seen(parameters)
+        approvals.decline(self._config, job, signed, policy, parameters.get("reason", ""))
+        return f"Declined: this silo stays out of job {job}. The reason does not leave it."
+
+    def _seen(self, parameters: Parameters) -> tuple[str, bytes, str]:
+        """The job, the bytes and the policy that the page showed; LocalError for other bytes."""
+        job = parameters["job"]
+        signed = approvals.offered(self._config, job)
+        digest, policy = parameters.get("signed", ""), parameters.get("policy", "")
+        if sha256(signed).hexdigest() != digest or not re.fullmatch("[0-9a-f]{64}", policy):
+            raise LocalError(f"another job named {job!r} is offered by now; look at it first")
+        return job, signed, policy
 
     def _privacy(self, _: Parameters) -> Mapping[str, Any]:
         found = self._facts.found

@@ -30,7 +30,7 @@ from ..errors import StaddleError
 from .access import Sessions
 from .changes import Stamp, changes
 
-MOST_BYTES = 4096  # of a form: its token and a name
+MOST_BYTES = 16 * 1024  # of a form: its token, digests, and a reason
 STATIC = {  # no other file is served, whatever path is asked for
     "console.css": "text/css",
     "console.js": "text/javascript",

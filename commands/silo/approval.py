@@ -84,6 +84,16 @@ def decline(
 
 def _shown(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy]:
     """Show a job that waits; the bytes that were shown, and the policy under which."""
+    signed, policy, lines = reviewed(config, name)
+    printer.show(*lines)
+    return signed, policy
+
+
+def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str]]:
+    """The bytes of a job that waits, the policy of now, and what a person reads of both.
+
+    LocalError where no such job waits, or it cannot be read any more.
+    """
     # Read once: what is approved is what was shown, whatever is offered meanwhile.
     signed = approvals.offered(config, name)
     roster = rosters.load(config.roster)
@@ -93,11 +103,11 @@ def _shown(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy]:
     own = checks.on_data_set(job, policy, roster.coordinator.id)
     silo = load_entry(config.keys / ENTRY_FILE).id
     before = _last_accepted(config, job, policy)
-    printer.show(*review(JobPlan(job), signer, silo, own, roster, before))
+    lines = list(review(JobPlan(job), signer, silo, own, roster, before))
     if job.privacy is not None and own.budget is not None:
         _, spent = spent_of(own.dataset, own.budget, config)
-        printer.show(spent)
-    return signed, policy
+        lines.append(spent)
+    return signed, policy, lines
 
 
 def _last_accepted(config: SiloConfig, job: Job, policy: SiloPolicy) -> Job | None:
