@@ -238,7 +238,7 @@ def test_the_accountant_is_bounded_where_the_system_says_what_it_takes(
 def test_the_file_for_auditors_runs_there(run):
     program = "import runpy\nsys.argv[1:] = ['--help']\n"
     program += f"runpy.run_path({str(ROOT / 'staddle_verify.py')!r}, run_name='__main__')"
-    assert "roster.json" in run(program)
+    assert "FOLDER --founder SHA256:" in run(program)
 
 
 def test_paths_of_these_tests_are_of_this_system():

@@ -18,7 +18,6 @@ from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.tasks.table_counting import RIGHT
-from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 
 TEXT = """
