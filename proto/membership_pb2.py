@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/membership.proto\x12\nstaddle.v1\"-\n\x0c\x45nrolRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\"\x1c\n\nEnrolReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x10\n\x0eWaitingRequest\"I\n\x0cWaitingReply\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.staddle.v1.WaitingEntry\x12\x0e\n\x06roster\x18\x02 \x01(\x0c\".\n\x0cWaitingEntry\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x0f\n\x07\x66ounder\x18\x02 \x01(\t\" \n\x0ePublishRequest\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x0e\n\x0cPublishReply2F\n\tEnrolment\x12\x39\n\x05\x45nrol\x12\x18.staddle.v1.EnrolRequest\x1a\x16.staddle.v1.EnrolReply2\x8e\x01\n\nMembership\x12?\n\x07Waiting\x12\x1a.staddle.v1.WaitingRequest\x1a\x18.staddle.v1.WaitingReply\x12?\n\x07Publish\x12\x1a.staddle.v1.PublishRequest\x1a\x18.staddle.v1.PublishReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/membership.proto\x12\nstaddle.v1\"-\n\x0c\x45nrolRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\"\x1c\n\nEnrolReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x10\n\x0eWaitingRequest\"I\n\x0cWaitingReply\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.staddle.v1.WaitingEntry\x12\x0e\n\x06roster\x18\x02 \x01(\x0c\"-\n\x0cWaitingEntry\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\" \n\x0ePublishRequest\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x0e\n\x0cPublishReply2F\n\tEnrolment\x12\x39\n\x05\x45nrol\x12\x18.staddle.v1.EnrolRequest\x1a\x16.staddle.v1.EnrolReply2\x8e\x01\n\nMembership\x12?\n\x07Waiting\x12\x1a.staddle.v1.WaitingRequest\x1a\x18.staddle.v1.WaitingReply\x12?\n\x07Publish\x12\x1a.staddle.v1.PublishRequest\x1a\x18.staddle.v1.PublishReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,13 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAITINGREPLY']._serialized_start=141
   _globals['_WAITINGREPLY']._serialized_end=214
   _globals['_WAITINGENTRY']._serialized_start=216
-  _globals['_WAITINGENTRY']._serialized_end=262
-  _globals['_PUBLISHREQUEST']._serialized_start=264
-  _globals['_PUBLISHREQUEST']._serialized_end=296
-  _globals['_PUBLISHREPLY']._serialized_start=298
-  _globals['_PUBLISHREPLY']._serialized_end=312
-  _globals['_ENROLMENT']._serialized_start=314
-  _globals['_ENROLMENT']._serialized_end=384
-  _globals['_MEMBERSHIP']._serialized_start=387
-  _globals['_MEMBERSHIP']._serialized_end=529
+  _globals['_WAITINGENTRY']._serialized_end=261
+  _globals['_PUBLISHREQUEST']._serialized_start=263
+  _globals['_PUBLISHREQUEST']._serialized_end=295
+  _globals['_PUBLISHREPLY']._serialized_start=297
+  _globals['_PUBLISHREPLY']._serialized_end=311
+  _globals['_ENROLMENT']._serialized_start=313
+  _globals['_ENROLMENT']._serialized_end=383
+  _globals['_MEMBERSHIP']._serialized_start=386
+  _globals['_MEMBERSHIP']._serialized_end=528
 # @@protoc_insertion_point(module_scope)

@@ -34,12 +34,12 @@ class WaitingReply(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[WaitingEntry, _Mapping]]] = ..., roster: _Optional[bytes] = ...) -> None: ...
 
 class WaitingEntry(_message.Message):
-    __slots__ = ("entry", "founder")
+    __slots__ = ("entry", "ticket")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
-    FOUNDER_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     entry: bytes
-    founder: str
-    def __init__(self, entry: _Optional[bytes] = ..., founder: _Optional[str] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, entry: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("roster",)

@@ -26,6 +26,7 @@ Federation {name} founded in {folder}. Its folders, each for one person or machi
 Next:
   staddle coordinator run --config {folder}/coordinator/coordinator.toml
   staddle invite hospital-a --founder {folder}/founder/founder.toml"""
+ADMITS = "Admits {role} {id}, of {organisation!r}, on a host of {host_operator!r}."
 
 
 def new(
@@ -76,7 +77,9 @@ def members(founder: FounderOption) -> None:
         waiting, roster = calls.waiting()
     columns = ("id", "role", "organisation", "host run by", "protocol key", "")
     rows = [(*_described(entry), "member") for entry in roster.entries]
-    rows += [(*_described(entry), f"waits, invited by {by}") for entry, by in waiting]
+    rows += [
+        (*_described(entry), f"waits, invited by {ticket.founder}") for entry, ticket in waiting
+    ]
     printer.show(printer.PrintedTable(columns, rows, width=240))
     _tell(roster, file)
 
@@ -101,7 +104,7 @@ def admit(
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
         waiting, roster = calls.waiting()
-        found = {entry.protocol_fingerprint: entry for entry, _ in waiting if entry.id == member}
+        found = {each[0].protocol_fingerprint: each for each in waiting if each[0].id == member}
         if not found:
             raise LocalError(
                 f"{member!r} does not wait to be admitted; it runs: staddle join INVITATION"
@@ -112,9 +115,14 @@ def admit(
                 " by telephone. If it is right, somebody else has used the invitation: admit"
                 " nobody, and send another one"
             )
+        # The coordinator could pass on what the member signed for it alone: an operator's entry
+        # from somebody who was invited as a silo.
+        entry, ticket = found[fingerprint]
+        ticket.check_signed(roster)
+        ticket.check_entry(entry)
+        printer.show(ADMITS.format_map(entry.model_dump()))
         # New keys of a member take the place of the old ones.
-        following = rosters.add(roster, found[fingerprint], replace=True)
-        _publish(following, file, calls)
+        _publish(rosters.add(roster, entry, replace=True), file, calls)
 
 
 def remove(

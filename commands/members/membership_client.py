@@ -14,6 +14,7 @@ from ...proto.membership_pb2_grpc import EnrolmentStub, MembershipStub
 from ...security.identity import invitation as invitations
 from ...security.identity import roster as rosters
 from ...security.identity.guest import GUEST_CERTIFICATE, guest_key
+from ...security.identity.invitation import Ticket
 from ...security.identity.keys import Keys, Role, RosterEntry
 from ...security.identity.roster import Roster
 from ..federation.operator_client import (
@@ -54,13 +55,16 @@ class FounderCalls:
         self._stub = stub(channel)
         self._file = file
 
-    def waiting(self) -> tuple[list[tuple[RosterEntry, str]], Roster]:
-        """The entries that wait, each with who invited it, and the coordinator's roster.
+    def waiting(self) -> tuple[list[tuple[RosterEntry, Ticket]], Roster]:
+        """The entries that wait, each with its ticket, unchecked, and the coordinator's roster.
 
         The roster is checked against the founder's pins, and kept in its file if it is newer.
         """
         reply = self._call(self._stub.Waiting, pb.WaitingRequest())
-        found = [(invitations.read_entry(each.entry), each.founder) for each in reply.entries]
+        found = [
+            (invitations.read_entry(each.entry), invitations.read_ticket(each.ticket))
+            for each in reply.entries
+        ]
         roster = rosters.parse(reply.roster, "the coordinator's roster")
         rosters.verify(roster, self._file.config.trust)
         # An older one may be that of a coordinator which missed a change.

@@ -29,6 +29,8 @@ class MembershipService:
         self._daemon = daemon
         self._enrolments = enrolments
         self._renewed = renewed
+        # On the disk already, while the daemon with the roster before still ends.
+        self._newest = daemon.roster
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.EnrolReply:  # noqa: N802 gRPC's name
         """Keep the entry of an invited stranger until a founder admits it.
@@ -58,7 +60,7 @@ class MembershipService:
             entries=[
                 pb.WaitingEntry(
                     entry=canonical_json(each.entry.model_dump(mode="json")),
-                    founder=each.ticket.founder,
+                    ticket=canonical_json(each.ticket.model_dump()),
                 )
                 for each in entries
             ],
@@ -70,14 +72,17 @@ class MembershipService:
 
         RefusedError ROSTER for one that this coordinator's pins do not vouch for.
         """
-        founder, present = caller(context, self._daemon.roster).id, self._daemon.roster
+        founder, newest = caller(context, self._daemon.roster).id, self._newest
         try:
             roster = rosters.parse(request.roster, "the published roster")
             # The answer to the same roster may have been lost.
-            if roster != present:
+            if roster != newest:
                 config = self._daemon.config
-                rosters.check_next(roster, present, config.trust, present.coordinator)
-                await asyncio.to_thread(rosters.save, roster, config.roster)
+                rosters.check_next(roster, newest, config.trust, newest.coordinator)
+                # Not in a thread: of two founders at once the second must find the first one's
+                # roster, and a caller that hangs up must not leave a saved one unused.
+                rosters.save(roster, config.roster)
+                self._newest = roster
                 log.event("roster.published", version=roster.version, founder=founder)
                 self._renewed.set()
         except (LocalError, PeerError) as error:

@@ -58,6 +58,15 @@ class Ticket(Strict):
         ``now`` in seconds since 1970. The steps run in order.
         """
         # (1) A founder of our federation signed it.
+        self.check_signed(roster)
+        # (2) It is still good.
+        if now >= self.expires:
+            raise PeerError(
+                self.member, "its invitation has expired; ask a founder for another one"
+            )
+
+    def check_signed(self, roster: Roster) -> None:
+        """PeerError unless a founder of this roster signed it."""
         founder = roster[self.founder]
         signed = founder.has_signed(INVITATION, self.signed_bytes(), bytes.fromhex(self.signature))
         if not (signed and founder.role is Role.FOUNDER and self.federation == roster.federation):
@@ -65,11 +74,6 @@ class Ticket(Strict):
                 self.member,
                 f"its ticket is not signed by a founder of {roster.federation!r}; ask a founder for"
                 " another invitation",
-            )
-        # (2) It is still good.
-        if now >= self.expires:
-            raise PeerError(
-                self.member, "its invitation has expired; ask a founder for another one"
             )
 
     def check_entry(self, entry: RosterEntry) -> None:

@@ -1,5 +1,6 @@
 """What strangers can do at a coordinator whose one open call is Enrol: over real TLS."""
 
+import asyncio
 import contextlib
 import os
 import time
@@ -12,7 +13,10 @@ from support.coordinator_thread import coordinator
 from support.raw_silo import SECONDS, refused
 from support.signed_federation import job_document, signed_federation
 
+from staddle.commands.members import founding
+from staddle.coordinator.enrolment import WaitingMember
 from staddle.coordinator.rpc import guard
+from staddle.errors import PeerError
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2, membership_pb2, operations_pb2
 from staddle.proto.channel import ENROL, OPTIONS
@@ -184,23 +188,16 @@ def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, w
         add(world.roster).model_copy(update={"version": 1, "signatures": {}}), founder
     )
 
-    def calling(keys):
-        root = world.roster.coordinator.certificate.encode()
-        pair = keys.tls_key, keys.entry.certificate.encode()
-        options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
-        credentials = grpc.ssl_channel_credentials(root, *pair)
-        return grpc.aio.secure_channel(here.address, credentials, options=options)
-
     def message(roster):
         return membership_pb2.PublishRequest(roster=rosters.encoded(roster)).SerializeToString()
 
     async def scenario():
         for keys in (world.keys["north"], load_keys(world.folder / "operator")):
-            async with calling(keys) as channel:
+            async with publishing(here, world, keys) as channel:
                 call = channel.unary_unary(path, lambda data: data, lambda data: data)
                 data = message(add(world.roster))
                 await refused(call(data, timeout=SECONDS), "IDENTITY", "may not call")
-        async with calling(founder) as channel:
+        async with publishing(here, world, founder) as channel:
             call = channel.unary_unary(path, lambda data: data, lambda data: data)
             for roster, why in (
                 (forged, "a pin does not fit"), (unsigned, "needs signatures"),
@@ -212,3 +209,68 @@ def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, w
 
     here.run(scenario())
     assert rosters.load(world.config.roster) == world.roster
+
+
+def publishing(here, world, keys):
+    root = world.roster.coordinator.certificate.encode()
+    pair = keys.tls_key, keys.entry.certificate.encode()
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
+    credentials = grpc.ssl_channel_credentials(root, *pair)
+    return grpc.aio.secure_channel(here.address, credentials, options=options)
+
+
+def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp_path):
+    """The coordinator still serves under the roster before: it ends folds before it starts anew."""
+    founder = load_keys(world.folder / "founder")
+    added = [
+        rosters.sign(
+            rosters.add(world.roster, create_keys(tmp_path / name, name, Role.SILO, "org")), founder
+        )
+        for name in ("west", "south")
+    ]
+    rosters.save(world.roster, tmp_path / "roster.json")
+    changes = {"directory": tmp_path / "state", "roster": tmp_path / "roster.json"}
+
+    async def scenario(here):
+        async with publishing(here, world, founder) as channel:
+            call = channel.unary_unary(
+                "/staddle.v1.Membership/Publish", lambda data: data, lambda data: data
+            )
+            messages = [
+                membership_pb2.PublishRequest(roster=rosters.encoded(each)).SerializeToString()
+                for each in added
+            ]
+            calls = [call(each, timeout=SECONDS) for each in messages]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            (first,) = [n for n, each in enumerate(found) if not isinstance(each, Exception)]
+            await refused(call(messages[1 - first], timeout=SECONDS), "ROSTER", "is not newer")
+            await call(messages[first], timeout=SECONDS)
+        return added[first]
+
+    with coordinator(world.config.model_copy(update=changes)) as other:
+        assert other.run(scenario(other)) == rosters.load(tmp_path / "roster.json")
+
+
+def test_a_coordinator_cannot_pass_off_an_invited_silo_as_an_operator(world, tmp_path):
+    """It shows the founder an entry that the member has signed for it alone."""
+    founder = load_keys(world.folder / "founder")
+    ticket = invitations.ticket(founder, "local", "west", "silo", b"t" * 32, int(time.time()) + 60)
+    entry = create_keys(tmp_path / "west", "west", Role.OPERATOR, "org")
+    shown = WaitingMember(ticket=ticket, entry=entry)
+    rosters.save(world.roster, tmp_path / "roster.json")
+    changes = {"directory": tmp_path / "state", "roster": tmp_path / "roster.json"}
+    with coordinator(world.config.model_copy(update=changes)) as other:
+        (tmp_path / "state" / "enrolments").mkdir()
+        (tmp_path / "state" / "enrolments" / "west.json").write_bytes(
+            canonical_json(shown.model_dump(mode="json"))
+        )
+        trust = world.config.trust
+        lines = (
+            "version = 1", f'coordinator = "{other.address}"', f'keys = "{world.folder}/founder"',
+            'roster = "roster.json"', "[trust]", f'federation = "{trust.federation}"',
+            f"threshold = {trust.threshold}", f"founders = {list(trust.founders)}",
+        )  # fmt: skip
+        (tmp_path / "founder.toml").write_text("\n".join(lines))
+        with pytest.raises(PeerError, match="was invited as silo 'west', and the entry is of oper"):
+            founding.admit("west", tmp_path / "founder.toml", entry.protocol_fingerprint)
+    assert rosters.load(tmp_path / "roster.json") == world.roster
