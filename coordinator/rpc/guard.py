@@ -29,7 +29,7 @@ from ...proto.frames import decode, encode
 from ...security.identity.certificate import UNREADABLE, subject_key
 from ...security.identity.keys import Role, RosterEntry
 from ...security.identity.roster import Roster
-from .limits import CallLimits
+from .limits import STRANGERS_LOGGED, CallLimits, LoggedStrangers
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its type stubs only
 
@@ -152,6 +152,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._roster = roster
         self._codecs = codecs(len(roster.entries))
         self.limits = CallLimits()
+        self._strangers = LoggedStrangers()
 
     async def intercept_service(
         self,
@@ -218,11 +219,24 @@ class Guard(grpc.aio.ServerInterceptor):
                     return await behaviour(await _within(seconds, given(context)), context)
             # Outside of this function gRPC would answer UNKNOWN, with the exception's text.
             except RefusedError as error:
-                await refuse(context, method, error)
+                if self._is_logged(context, method, error):
+                    log_refusal(method, error)
+                await refuse(context, error)
             except StaddleError as error:
                 await fail(context, method, error)
 
         return guarded
+
+    def _is_logged(self, context: Context, method: str, error: RefusedError) -> bool:
+        # Who is known by an address alone was no member.
+        unknown = error.code == "IDENTITY" and error.peer == context.peer()
+        if not unknown and not method.startswith(ENROLMENT):
+            return True
+        count = self._strangers.one_more(time.monotonic())
+        if count == STRANGERS_LOGGED:
+            why = "strangers are refused again and again; the others of this minute are not logged"
+            log.problem("refused.many", count=count, why=why)
+        return count < STRANGERS_LOGGED
 
 
 async def _within(seconds: float | None, request: Awaitable[Any]) -> Any:
@@ -285,21 +299,29 @@ async def fail(context: Context, method: str, error: StaddleError) -> None:
     await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
 
 
-async def refuse(context: Context, method: str, error: RefusedError) -> None:
-    """End a call with the status of the error's code.
+def _told(error: RefusedError) -> str:
+    """Why a call is refused; the text may quote input of any length."""
+    return error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
 
-    The peer reads the code from the metadata; the text is for people.
-    """
-    # The text may quote input of any length.
-    why = error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
+
+def log_refusal(method: str, error: RefusedError) -> None:
+    """One line on a call that is refused."""
+    why = _told(error)
     # Enough others were faster: nothing that an operator has to act on.
     if isinstance(error, LateError):
         log.event("late", peer=error.peer, method=method, why=why)
     else:
         log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
+
+
+async def refuse(context: Context, error: RefusedError) -> None:
+    """End a call with the status of the error's code.
+
+    The peer reads the code from the metadata; the text is for people.
+    """
     # No status can follow where the peer has reset the call, or where a message that it does not
     # read is still on its way. The call is over for us; the peer's own deadline ends it there.
     with suppress(grpc.aio.InternalError):
         await context.abort(
-            STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),)
+            STATUS[error.code], _told(error), trailing_metadata=((ERROR_METADATA, error.code),)
         )

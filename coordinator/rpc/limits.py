@@ -20,6 +20,8 @@ AT_ONCE = {  # calls that carry or make much, and waits: of two, one may not kno
     "SecureNext": 2,
 }
 OTHERS_AT_ONCE = 4
+# lines per minute on refused strangers: anybody can connect, and must not fill the disk
+STRANGERS_LOGGED = 20
 
 
 @dataclass
@@ -44,6 +46,21 @@ class Bucket:
             return False
         self.tokens -= 1
         return True
+
+
+@dataclass
+class LoggedStrangers:
+    """Which refusals of strangers are logged: the first ``STRANGERS_LOGGED`` of each minute."""
+
+    minute: float = -1.0
+    refused: int = 0  # since the minute began
+
+    def one_more(self, now: float) -> int:
+        """How many were refused in this minute, with this one; ``now`` in seconds."""
+        minute = now // 60
+        self.refused = self.refused + 1 if minute == self.minute else 1
+        self.minute = minute
+        return self.refused
 
 
 @dataclass

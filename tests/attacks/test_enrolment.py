@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from support.signed_federation import job_document, signed_federation
 from staddle.commands.members import founding
 from staddle.coordinator.enrolment import WaitingMember
 from staddle.coordinator.rpc import guard
+from staddle.coordinator.rpc.limits import STRANGERS_LOGGED
 from staddle.errors import PeerError
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2, membership_pb2, operations_pb2
@@ -209,6 +211,32 @@ def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, w
 
     here.run(scenario())
     assert rosters.load(world.config.roster) == world.roster
+
+
+def test_a_stranger_cannot_fill_the_disk_with_lines_of_the_log(here, world, monkeypatch):
+    logged, problem = [], guard.log.problem
+    monkeypatch.setattr(
+        guard.log, "problem", lambda *a, **f: (logged.append(a[0]), problem(*a, **f))
+    )
+    # one minute for the whole test, which is not that of the tests before
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: 1e12))
+    times = 2 * STRANGERS_LOGGED
+
+    async def scenario():
+        async with stranger(here, world) as channel:
+            closed = channel.unary_unary(CLOSED[0], lambda data: data, lambda data: data)
+            for _ in range(times):
+                await refused(closed(b"", timeout=SECONDS), "IDENTITY")
+                await refused(enrolling(channel)(b"x", timeout=SECONDS), "MANIFEST")
+        # a member's refusals are all logged
+        async with publishing(here, world, world.keys["north"]) as channel:
+            call = channel.unary_unary(CLOSED[-1], lambda data: data, lambda data: data)
+            for _ in range(times):
+                await refused(call(b"", timeout=SECONDS), "IDENTITY", "may not call")
+
+    here.run(scenario())
+    assert logged.count("refused") == STRANGERS_LOGGED - 1 + times
+    assert logged.count("refused.many") == 1
 
 
 def publishing(here, world, keys):
