@@ -229,16 +229,19 @@ class Agent:
                 return StopAsked()
 
     def _other_roster(self, data: bytes) -> Event:
-        """Take over a newer roster that our founders signed; any other one bars us."""
+        """Take over a newer roster that our founders signed; any other one bars us.
+
+        UnwritableError where the disk does not take it: that is not the coordinator's fault.
+        """
         coordinator = self._roster.coordinator.id
         try:
             roster = rosters.parse(data, "the coordinator's roster")
             rosters.check_next(roster, self._roster, self._config.trust, self._keys.entry)
-            # Whoever watches the files sees it there (``changed``), and makes an agent of it.
-            rosters.save(roster, self._config.roster)
         except (LocalError, PeerError) as error:
             why = f"holds another roster, which this silo does not take over: {error}"
             return Barred(str(PeerError(coordinator, why)))
+        # Whoever watches the files sees it there (``changed``), and makes an agent of it.
+        rosters.save(roster, self._config.roster)
         log.event("roster.received", version=roster.version)
         return ConnectionLost(f"{coordinator} holds roster version {roster.version}")
 

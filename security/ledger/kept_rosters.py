@@ -23,10 +23,11 @@ _MARK = b'"type":"roster.change"'
 
 def record_of(roster: Roster) -> RosterChange | None:
     """The record of a roster; None for one that is too large for a line of a ledger."""
-    text = rosters.encoded(roster).decode()
-    if len(text) > MOST_ROSTER:
+    data = rosters.encoded(roster)
+    # In bytes: lines of a ledger are bounded so, and names may be in any script.
+    if len(data) > MOST_ROSTER:
         return None
-    return RosterChange(roster=rosters.digest(roster), text=text)
+    return RosterChange(roster=rosters.digest(roster), text=data.decode())
 
 
 def kept(folder: Path) -> tuple[Roster, ...]:

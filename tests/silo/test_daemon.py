@@ -18,7 +18,9 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
-from staddle.security.identity.keys import load_keys
+from staddle.errors import UnwritableError
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.tree_head import TreeHead
@@ -26,6 +28,7 @@ from staddle.security.policy.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon
 from staddle.silo.admission.budget import paid_by
+from staddle.silo.agent import Agent
 from staddle.silo.config import FurtherData
 from staddle.silo.job_folder import JobFolder
 from staddle.silo.session import Exit, Reload
@@ -280,3 +283,22 @@ def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something(co
             config.policy.write_text(policy)
             serve()
     assert [fields for event, fields in told if event == "budget.elsewhere"] == [["old"]] * 2
+
+
+def test_a_full_disk_is_no_reason_to_say_that_the_coordinator_bars_the_silo(config, tmp_path):
+    """A roster that is to be taken over has no place on the disk."""
+    folder = tmp_path / "local"
+    present, founder = rosters.load(config.roster), load_keys(folder / "founder")
+    other = create_keys(tmp_path / "other", "other", Role.SILO, "org")
+    following = rosters.encoded(rosters.sign(rosters.add(present, other), founder))
+    keys, made = load_keys(config.keys), Agent.__new__(Agent)
+    made._roster, made._keys = present, keys
+    made._config = config.model_copy(update={"roster": tmp_path / "no folder" / "roster.json"})
+    with pytest.raises(UnwritableError, match="no folder"):
+        made._other_roster(following)
+    # one that its founders have not signed does bar it
+    why = made._other_roster(rosters.encoded(rosters.add(present, other))).why
+    assert "does not take over: roster version" in why
+    made._config = config
+    assert "holds roster version" in made._other_roster(following).why
+    assert rosters.load(config.roster) == rosters.parse(following, "it")

@@ -140,3 +140,17 @@ def test_the_largest_roster_that_is_kept_fits_into_a_line(made):
     text = rosters.encoded(made.old)
     most = kept_rosters.MOST_ROSTER * (1 + (text.count(b'"') + text.count(b"\\")) / len(text))
     assert most < 1024 * 1024 - 1000
+
+
+def test_the_size_of_a_kept_roster_is_that_of_its_bytes(made, monkeypatch):
+    """Names may take four bytes per character, and lines are bounded in bytes."""
+    entries = [
+        each.model_copy(update={"organisation": "\U00020000" * 128}) for each in made.old.entries
+    ]
+    roster = made.old.model_copy(update={"entries": tuple(entries)})
+    data = rosters.encoded(roster)
+    monkeypatch.setattr(kept_rosters, "MOST_ROSTER", len(data) - 1)
+    assert len(data.decode()) < len(data) - 1
+    assert kept_rosters.record_of(roster) is None
+    monkeypatch.setattr(kept_rosters, "MOST_ROSTER", len(data))
+    assert kept_rosters.record_of(roster).text == data.decode()
