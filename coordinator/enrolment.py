@@ -5,8 +5,9 @@
     <directory>/enrolments/<name of the ticket>.json     the entry, canonical JSON, 0600
 
 A stranger can write nothing else, and only with a ticket that a founder signed, so founders bound
-how many files there are. A ticket's file stays as long as the ticket could be used again: it is
-good for one entry. Who admits an entry is a founder, in a roster (commands/membership).
+how many files there are, and ``MOST_KEPT`` does where a founder's key was stolen. A ticket's file
+stays as long as the ticket could be used again: it is good for one entry. Who admits an entry is a
+founder, in a roster (commands/members).
 """
 
 import threading
@@ -19,6 +20,9 @@ from ..files.documents import Strict, canonical_json, parse_canonical, read_byte
 from ..security.identity.invitation import Ticket
 from ..security.identity.keys import RosterEntry
 from ..security.identity.roster import Roster
+
+# One founder's stolen key could sign any number of tickets. So many entries fit into one message.
+MOST_KEPT = 1000
 
 
 class WaitingMember(Strict):
@@ -69,6 +73,12 @@ class Enrolments:
         if path.exists():
             return "waiting"
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        if sum(1 for _ in self._folder.glob("*.json")) >= MOST_KEPT:
+            raise PeerError(
+                entry.id,
+                f"{MOST_KEPT} entries were handed in already with invitations that have not"
+                " expired; tell a founder",
+            )
         document = WaitingMember(ticket=ticket, entry=entry).model_dump(mode="json")
         write_atomic(path, canonical_json(document) + b"\n")
         return "new"
@@ -81,9 +91,14 @@ class Enrolments:
                 yield each
 
     def forget(self, now: float) -> None:
-        """Remove what was handed in with tickets that have expired: nobody can use them again."""
+        """Remove what was handed in with tickets that nobody can use again.
+
+        They have expired, or their founder was removed or has other keys by now.
+        """
         for path in self._folder.glob("*.json"):
-            if self._read(path).ticket.expires <= now:
+            try:
+                self._read(path).ticket.check(self._roster, now)
+            except PeerError:
                 path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> WaitingMember:

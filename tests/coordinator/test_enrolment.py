@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from staddle.coordinator import enrolment
 from staddle.coordinator.enrolment import Enrolments
 from staddle.errors import PeerError
 from staddle.security.identity import invitation as invitations
@@ -100,3 +101,22 @@ def test_what_was_handed_in_with_an_expired_ticket_goes(made, tmp_path):
     assert len(names(enrolments)) == 2
     enrolments.forget(LATER)
     assert names(enrolments) == [("somebody else", "f")]
+
+
+def test_a_stolen_key_of_a_founder_fills_no_disk_and_its_entries_go_with_it(
+    made, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(enrolment, "MOST_KEPT", 2)
+    enrolments = Enrolments(tmp_path, made.roster)
+    for number in (1, 2):
+        enrolments.take(made.ticket(number, expires=2**50), made.entry, NOW)
+    with pytest.raises(PeerError, match="2 entries were handed in already"):
+        enrolments.take(made.ticket(3), made.entry, NOW)
+    assert enrolments.take(made.ticket(1, expires=2**50), made.entry, NOW) == "waiting"
+
+    # the founder has new keys, and those who wait are invited again
+    keys = create_keys(tmp_path / "new keys", "f", Role.FOUNDER, "o")
+    later = Enrolments(tmp_path, rosters.add(made.roster, keys, replace=True))
+    later.forget(NOW)
+    assert names(later) == []
+    assert list((tmp_path / "enrolments").iterdir()) == []
