@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from types import MappingProxyType
 
 from .. import log
@@ -235,15 +236,34 @@ class Agent:
         """
         coordinator = self._roster.coordinator.id
         try:
-            roster = rosters.parse(data, "the coordinator's roster")
-            rosters.check_next(roster, self._roster, self._config.trust, self._keys.entry)
+            roster, newest = rosters.parse(data, "the coordinator's roster"), self._newest_roster()
+            check = partial(rosters.check_next, pins=self._config.trust, own=self._keys.entry)
+            check(roster, self._roster)
+            # It is there where we ask again before the file has settled, or cannot write it.
+            new = roster != newest
+            if new:
+                check(roster, newest)
         except (LocalError, PeerError) as error:
             why = f"holds another roster, which this silo does not take over: {error}"
             return Barred(str(PeerError(coordinator, why)))
         # Whoever watches the files sees it there (``changed``), and makes an agent of it.
-        rosters.save(roster, self._config.roster)
-        log.event("roster.received", version=roster.version)
+        if new:
+            rosters.save(roster, self._config.roster)
+            log.event("roster.received", version=roster.version)
         return ConnectionLost(f"{coordinator} holds roster version {roster.version}")
+
+    def _newest_roster(self) -> Roster:
+        """The present roster, or a newer one that the silo's people have just put in its place.
+
+        A coordinator must not be able to replace that by one that it likes better.
+        """
+        try:
+            found = rosters.load(self._config.roster)
+            rosters.verify(found, self._config.trust)
+        # The present one stays in force, as for whoever watches the file.
+        except (LocalError, PeerError):
+            return self._roster
+        return max(self._roster, found, key=attrgetter("version"))
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
         """Stop, greet again or continue, by what the coordinator turned away, and why."""

@@ -31,6 +31,7 @@ class MembershipService:
         self._renewed = renewed
         # On the disk already, while the daemon with the roster before still ends.
         self._newest = daemon.roster
+        self._publishing = asyncio.Lock()
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.EnrolReply:  # noqa: N802 gRPC's name
         """Keep the entry of an invited stranger until a founder admits it.
@@ -72,19 +73,27 @@ class MembershipService:
 
         RefusedError ROSTER for one that this coordinator's pins do not vouch for.
         """
-        founder, newest = caller(context, self._daemon.roster).id, self._newest
+        founder = caller(context, self._daemon.roster).id
         try:
-            roster = rosters.parse(request.roster, "the published roster")
-            # The answer to the same roster may have been lost.
-            if roster != newest:
-                config = self._daemon.config
-                rosters.check_next(roster, newest, config.trust, newest.coordinator)
-                # Not in a thread: of two founders at once the second must find the first one's
-                # roster, and a caller that hangs up must not leave a saved one unused.
-                rosters.save(roster, config.roster)
-                self._newest = roster
-                log.event("roster.published", version=roster.version, founder=founder)
-                self._renewed.set()
+            # One at a time: of two founders at once the second must find the first one's roster.
+            async with self._publishing:
+                await self._publish(request.roster, founder)
         except (LocalError, PeerError) as error:
             raise RefusedError(founder, "ROSTER", str(error)) from error
         return pb.PublishReply()
+
+    async def _publish(self, data: bytes, founder: str) -> None:
+        # In a thread: thousands of entries take seconds, and one founder's key may be stolen.
+        roster = await asyncio.to_thread(rosters.parse, data, "the published roster")
+        newest, config = self._newest, self._daemon.config
+        # The answer to the same roster may have been lost.
+        if roster == newest:
+            return
+        await asyncio.to_thread(
+            rosters.check_next, roster, newest, config.trust, newest.coordinator
+        )
+        # Not in a thread: a caller that hangs up must not leave a saved roster unused.
+        rosters.save(roster, config.roster)
+        self._newest = roster
+        log.event("roster.published", version=roster.version, founder=founder)
+        self._renewed.set()

@@ -87,7 +87,8 @@ class Ticket(Strict):
 
 
 def _address(text: str) -> str:
-    if not text.isprintable() or " " in text or ":" not in text:
+    # It comes to stand between quotation marks, in a configuration.
+    if not text.isprintable() or {*text} & {*' "\\'} or ":" not in text:
         raise ValueError("not host:port, such as federation.example:7443")
     return text
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -247,7 +248,7 @@ def publishing(here, world, keys):
     return grpc.aio.secure_channel(here.address, credentials, options=options)
 
 
-def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp_path):
+def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp_path, monkeypatch):
     """The coordinator still serves under the roster before: it ends folds before it starts anew."""
     founder = load_keys(world.folder / "founder")
     added = [
@@ -260,6 +261,12 @@ def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp
     changes = {"directory": tmp_path / "state", "roster": tmp_path / "roster.json"}
 
     async def scenario(here):
+        parse, read_in = rosters.parse, []
+        monkeypatch.setattr(
+            rosters,
+            "parse",
+            lambda *given: (read_in.append(threading.get_ident()), parse(*given))[1],
+        )
         async with publishing(here, world, founder) as channel:
             call = channel.unary_unary(
                 "/staddle.v1.Membership/Publish", lambda data: data, lambda data: data
@@ -273,6 +280,9 @@ def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp
             (first,) = [n for n, each in enumerate(found) if not isinstance(each, Exception)]
             await refused(call(messages[1 - first], timeout=SECONDS), "ROSTER", "is not newer")
             await call(messages[first], timeout=SECONDS)
+        # A roster of thousands takes seconds to read: other calls go on meanwhile.
+        assert len(read_in) == 4
+        assert threading.get_ident() not in read_in
         return added[first]
 
     with coordinator(world.config.model_copy(update=changes)) as other:

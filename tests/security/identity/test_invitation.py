@@ -87,6 +87,10 @@ def test_an_invitation_survives_its_file_and_names_whom_to_pin(made, tmp_path):
     for spoilt in (whole.encoded()[:-9], whole.encoded() + b" ", b"{}", b"\xff"):
         with pytest.raises(LocalError, match="invitation"):
             invitations.Invitation.parse(spoilt, path)
+    for address in ("c.example", "c :1", 'c:1"#', "c:1\\", "c:1\n"):
+        odd = whole.model_copy(update={"coordinator": address}).encoded()
+        with pytest.raises(LocalError, match="not host:port"):
+            invitations.Invitation.parse(odd, path)
 
 
 def test_founders_and_coordinators_are_not_invited(made):
