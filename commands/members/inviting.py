@@ -55,7 +55,7 @@ def invite(
     write_new(path, made.encoded())
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ticket.expires))
     printer.show(
-        f"{path}: send it to {member}, who runs: staddle join {path.name}",
-        f"It expires on {until}. Your fingerprint, which they compare by telephone:",
-        f"  {file.keys.entry.protocol_fingerprint}",
+        f"{path}: send it to {member}, and read your fingerprint to them by telephone. They run:",
+        f"  staddle join {path.name} --founder {file.keys.entry.protocol_fingerprint}",
+        f"It expires on {until}.",
     )

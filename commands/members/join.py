@@ -1,7 +1,7 @@
 """``staddle join``: keys, configuration and enrolment of a new member, from an invitation."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +20,7 @@ from ..console.examples import filled, write
 from . import membership_client
 
 ASK_SECONDS = 2.0
-FOUNDERS = """\
-Invitation to federation {federation} as {role} {member}. Compare with the founder, by telephone:"""
+JOINING = "Invitation to federation {federation} as {role} {member}, by {founder}."
 OWN = """\
 Your keys are in {folder}. Read their fingerprint to the founder, who admits you with it:
   {fingerprint}"""
@@ -42,6 +41,13 @@ def join(
     organisation: Annotated[
         str, typer.Option(help="The organisation that joins, as people write it.")
     ],
+    founder: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SHA256:…",
+            help="The founder's fingerprint, as read out by telephone; of several, once for each.",
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="The folder of the new member (default: its id, in this folder)."),
@@ -60,13 +66,15 @@ def join(
 
     The keys never leave this machine. Stop it at any time: the same command resumes with the same
     keys. It changes nothing that lies in the folder already but the roster.
+
+    Ask the founder for the fingerprint, by telephone: whoever changed the invitation on its way has
+    another one.
     """
     invitation = Invitation.parse(read_bytes(file), file)
-    rosters.verify(invitation.roster, invitation.trust, "of the invitation")
     ticket = invitation.ticket
+    _check_founders(invitation, founder)
     folder = out or Path(ticket.member)
-    printer.show(FOUNDERS.format_map(ticket.model_dump()))
-    printer.show(*(f"  {each.id}: {each.protocol_fingerprint}" for each in invitation.founders))
+    printer.show(JOINING.format_map(ticket.model_dump()))
     keys = _keys(folder / "keys", invitation, organisation, host_operator)
     config = _configured(folder, invitation, proxy)
     fingerprint = keys.entry.protocol_fingerprint
@@ -80,6 +88,19 @@ def join(
         if not wait:
             printer.show("Handed in. Once you are admitted, run the same command again.")
             return
+
+
+def _check_founders(invitation: Invitation, named: Sequence[str]) -> None:
+    """LocalError unless founders of these fingerprints vouch for all that the invitation says.
+
+    Pins and roster in it are whoever's that had it last, unless they signed the roster, which has
+    the coordinator's certificate, and no other founders are pinned.
+    """
+    where = "of the invitation"
+    rosters.verify_by(invitation.roster, named)
+    rosters.verify(invitation.roster, invitation.trust, where)
+    unfit = rosters.unfit_pins(invitation.roster, invitation.trust.founders, where)
+    check_local(not unfit, unfit)
 
 
 def _keys(folder: Path, invitation: Invitation, organisation: str, host_operator: str) -> Keys:

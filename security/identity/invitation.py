@@ -102,12 +102,6 @@ class Invitation(Strict):
     roster: Roster
     ticket: Ticket
 
-    @property
-    def founders(self) -> tuple[RosterEntry, ...]:
-        """The founders whose keys the new member will pin."""
-        founders = self.roster.having(Role.FOUNDER)
-        return tuple(each for each in founders if each.protocol_fingerprint in self.trust.founders)
-
     def encoded(self) -> bytes:
         """The file's bytes."""
         return canonical_json(self.model_dump(mode="json")) + b"\n"

@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 
 from staddle.commands.federation.processes import ChildProcess, running
 from staddle.commands.main import app
+from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+
+
+def pin(folder):
+    return load_keys(folder / "founder" / "keys").entry.protocol_fingerprint
+
 
 LOG = '# log = "text"', 'log = "json"'
 
@@ -51,11 +58,12 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     founder = ("--founder", folder / "founder" / "founder.toml")
     sent = tmp_path / "a.invitation"
     said = run("invite", "hospital-a", *founder, "--out", sent)
-    assert "who runs: staddle join a.invitation" in said
+    assert f"staddle join a.invitation --founder {pin(folder)}" in said
 
     # at the hospital
     place = tmp_path / "hospital-a"
     joining = ("join", sent, "--organisation", "Hospital A", "--out", place, "--no-wait")
+    joining = (*joining, "--founder", pin(folder))
     said = run(*joining)
     assert "run the same command again" in said
     own = re.findall(r"SHA256:\S{43}", said)[-1]
@@ -102,6 +110,7 @@ def test_an_operator_joins(founded, tmp_path):
     run("invite", "op-2", "--operator", *founder, "--out", sent)
     place = tmp_path / "op-2"
     joining = ("join", sent, "--organisation", "Hospital A", "--out", place, "--no-wait")
+    joining = (*joining, "--founder", pin(folder))
     own = re.findall(r"SHA256:\S{43}", run(*joining))[-1]
     run("federation", "admit", "op-2", *founder, "--fingerprint", own)
     assert coordinator.wait_for("listening", 60)["roster"] == 4
@@ -123,7 +132,8 @@ def test_what_is_wrong_with_an_invitation_is_said(founded, tmp_path):
     sent = tmp_path / "a.invitation"
     run("invite", "hospital-a", *founder, "--out", sent)
     whole = sent.read_bytes()
-    joining = ("join", sent, "--organisation", "A", "--no-wait", "--out", tmp_path / "a")
+    named = ("--no-wait", "--founder", pin(folder), "--out")
+    joining = ("join", sent, "--organisation", "A", *named, tmp_path / "a")
     sent.write_bytes(whole.replace(b'"lung"', b'"lunx"'))
     assert "the file was changed" in fails(*joining)
     sent.write_bytes(whole[:-30])
@@ -132,12 +142,41 @@ def test_what_is_wrong_with_an_invitation_is_said(founded, tmp_path):
     sent.write_bytes(whole)
     run(*joining)
     # somebody else with the same file
-    thief = ("join", sent, "--organisation", "A", "--no-wait", "--out", tmp_path / "thief")
+    thief = ("join", sent, "--organisation", "A", *named, tmp_path / "thief")
     assert "was used already, with other keys" in fails(*thief)
     # another name in the same folder
-    other = ("join", sent, "--organisation", "B", "--no-wait", "--out", tmp_path / "a")
+    other = ("join", sent, "--organisation", "B", *named, tmp_path / "a")
     assert "give another folder with --out" in fails(*other)
     assert "exists already" in fails("invite", "hospital-a", *founder, "--out", sent)
     assert "not empty" in fails(
         "federation", "new", folder, "--name", "x", "--address", "a:1", "--organisation", "x"
     )
+
+
+def test_an_invitation_that_was_changed_on_its_way_is_found_by_the_founders_fingerprint(
+    founded, tmp_path
+):
+    """Whoever intercepts it can put in founders, pins and a coordinator of their own."""
+    folder, _ = founded
+    sent = tmp_path / "a.invitation"
+    run("invite", "hospital-a", "--founder", folder / "founder" / "founder.toml", "--out", sent)
+    document, founder = json.loads(sent.read_bytes()), pin(folder)
+    thief = create_keys(tmp_path / "thief", "thief", Role.FOUNDER, "org")
+    roster = rosters.parse(canonical_json(document["roster"]), "it")
+    # theirs, signed by them alone; the real founder stands in it, too
+    forged = rosters.sign(rosters.add(roster, thief), load_keys(tmp_path / "thief"))
+    pins = [founder, thief.protocol_fingerprint]
+    changes = {
+        "their roster": {"roster": forged.model_dump(mode="json"),
+                         "trust": {**document["trust"], "founders": pins}},
+        "a pin more": {"trust": {**document["trust"], "founders": pins}},
+        "their pin": {"trust": {**document["trust"], "founders": pins[1:]}},
+    }  # fmt: skip
+    joining = ("join", sent, "--organisation", "A", "--no-wait", "--out", tmp_path / "a")
+    for change in changes.values():
+        sent.write_bytes(canonical_json({**document, **change}) + b"\n")
+        fails(*joining, "--founder", founder)
+    sent.write_bytes(canonical_json(document) + b"\n")
+    assert "a pin does not fit" in fails(*joining, "--founder", thief.protocol_fingerprint)
+    assert not (tmp_path / "a").exists()
+    run(*joining, "--founder", founder)
