@@ -40,6 +40,11 @@ class WatchedFile(Generic[T]):
         """Whether ``take`` returns something newer than at its last call."""
         return self._next is not None
 
+    @property
+    def settling(self) -> bool:
+        """Whether the file, at the last look, had content that has not been judged yet."""
+        return self._found not in (self._valid, self._judged)
+
     def take(self) -> T:
         """The newest valid content."""
         if self._next is not None:
@@ -56,7 +61,7 @@ class WatchedFile(Generic[T]):
         found = self._read()
         if found != self._found:
             self._found, self._since = found, now
-        if found in (self._valid, self._judged) or now < self._since + SETTLE_SECONDS:
+        if not self.settling or now < self._since + SETTLE_SECONDS:
             return ""
 
         self._judged = found

@@ -160,16 +160,19 @@ class Agent:
         self._stop.set()
         self._trainer.cancel()
 
-    async def run(self, changed: Callable[[], str] = str) -> Exit | Reload:
+    async def run(
+        self, changed: Callable[[], str] = str, settling: Callable[[], bool] = bool
+    ) -> Exit | Reload:
         """Run until stopped, barred, or until a file has changed that it was made from.
 
         ``changed`` says which files have, empty for none; it is asked between tasks only.
+        ``settling`` says whether one has new content that does not count yet.
         UnwritableError where the disk does not take what we keep.
         """
         try:
             state, effect = begin()
             while not isinstance(effect, Exit | Reload):
-                state, effect = advance(state, await self._next(effect, changed))
+                state, effect = advance(state, await self._next(effect, changed, settling))
                 # For the metrics, which read it in another thread.
                 self.connected = state.stage in ("waiting", "working")
             return effect
@@ -178,10 +181,17 @@ class Agent:
             await self._blind.leave()
             await self._gate.session.close()
 
-    async def _next(self, effect: Effect, changed: Callable[[], str]) -> Event:
+    async def _next(
+        self, effect: Effect, changed: Callable[[], str], settling: Callable[[], bool]
+    ) -> Event:
         """Run one effect; returns its event, or why it was not waited for."""
         # Asked first: no job is decided by a policy that is no longer the file's.
-        if may_reload(effect) and (why := changed()):
+        why = changed() if may_reload(effect) else ""
+        # Whoever changes a policy for a job may submit it at once.
+        while isinstance(effect, Decide) and not why and settling():
+            await asyncio.sleep(LOOK_SECONDS)
+            why = changed()
+        if why:
             return ReloadAsked(why)
         work = asyncio.create_task(self._perform(effect))
         others = [asyncio.create_task(self._stopped())]
@@ -384,7 +394,9 @@ class Agent:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         # Recorded before it is sent, like an acceptance.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
-        return await self._answer_again(offer, error.code)
+        # What the coordinator refused, such as our part in a key, may be taken the next time.
+        again = self._answer_again if error.code in ADMISSION else self._answer_declined
+        return await again(offer, error.code)
 
     async def _answer_again(self, offer: JobOffered, code: str) -> Event:
         """Answer, and the same for some time where the job is offered again."""

@@ -214,7 +214,11 @@ async def _run(
             lambda: gauges(config, agent, ledger, members),
             metrics.TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
         ):
-            return await agent.run(partial(_changed, files))
+            return await agent.run(partial(_changed, files), partial(_settling, files))
+
+
+def _settling(files: WatchedFiles) -> bool:
+    return any(file.settling for file in files.values())
 
 
 def _changed(files: WatchedFiles) -> str:

@@ -178,9 +178,11 @@ class JobState:
     @property
     def lacking(self) -> bool:
         """True while too few silos have accepted for a round."""
-        # Each silo has a part in the key that they share, which nobody else can take.
-        least = len(self.silos) if self.keyed else self.min_cohort
-        return len(self.admitted) < least
+        # Each silo has a part in the key that they share, which nobody else can take; and a batch
+        # is summed whole or not at all.
+        least = self.fewest if self.batches else self.min_cohort
+        counted = _whole(self, self.admitted) if self.batches else self.admitted
+        return len(counted) < (len(self.silos) if self.keyed else least)
 
     @cached_property
     def open(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.guest import GUEST_CERTIFICATE, guest_key
 from staddle.security.identity.keys import Role, create_keys, load_keys
 
+pytestmark = pytest.mark.actor("stranger")
 SILOS = ("north", "east")
 SERVICES = [
     service

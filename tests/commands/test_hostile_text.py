@@ -258,7 +258,16 @@ def test_the_state_of_a_coordinator(call, federation, tmp_path):
     folder = federation.state("coordinator")
     silos = (HOSTILE, "b", "c")
     state = JobState(
-        HOSTILE, silos, 5, 2, 1.0, "round", 1, dict.fromkeys(silos, HOSTILE), silos, {"b": HASH}
+        HOSTILE,
+        silos,
+        5,
+        2,
+        1.0,
+        "round",
+        1,
+        dict.fromkeys(silos, HOSTILE),
+        cohort=silos,
+        given={"b": HASH},
     )
     folder.mkdir(exist_ok=True)
     with closing(Database(folder / "coordinator.sqlite")) as database, database.transaction():

@@ -21,6 +21,7 @@ from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
+from staddle.proto import channel
 from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -230,7 +231,7 @@ async def test_a_line_that_stalls_is_noticed_and_its_round_ends(network, monkeyp
     """
     short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 2000}
     short["grpc.http2.ping_timeout_ms"] = 2000
-    monkeypatch.setattr(clients, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
+    monkeypatch.setattr(channel, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
     served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
     monkeypatch.setattr(server, "SERVER_OPTIONS", tuple({**dict(SERVER_OPTIONS), **served}.items()))
     net = network()

@@ -43,7 +43,8 @@ def test_a_federation_is_its_simulation(start, kind):
     own = {"rounds": 2, "silos": list(SILOS), "min_cohort": 3}
     plain = running.job(document(kind, **own, name="plain"))
     blind = running.job(document(kind, **own, name="blind", security=BLIND))
-    private = running.job(document(kind, **own, name="private", privacy=PRIVATE, metrics={}))
+    own |= {"name": "private", "privacy": PRIVATE, "metrics": {}}
+    private = running.job(document(kind, **own, training={"epochs": 2, "lr": 0.1}))
     running.start_coordinator(**TIMING)
     running.start_silos()
     running.completed()

@@ -34,14 +34,15 @@ def test_a_file_that_stays_as_it_is_has_not_changed(watched, path):
 
 
 def test_new_content_is_taken_once_it_stood_still_and_stays_pending_until_then(watched, path):
+    assert not watched.settling
     path.write_text("two")
     assert watched.look(5) == ""
-    assert not watched.changed
+    assert (watched.changed, watched.settling) == (False, True)
     watched.look(5.9)
-    assert not watched.changed
+    assert (watched.changed, watched.settling) == (False, True)
     for now in (6, 7):
         watched.look(now)
-        assert watched.changed
+        assert (watched.changed, watched.settling) == (True, False)
     assert watched.take() == "two"
     assert (watched.changed, watched.take()) == (False, "two")
     settled(watched, 9)

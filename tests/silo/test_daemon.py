@@ -57,7 +57,7 @@ def serve(config, monkeypatch):
         def stop(self):
             pass
 
-        async def run(self, changed):
+        async def run(self, changed, _):
             seen.append(stored(config.directory / "ledger"))
             return run.ends.pop(0)(changed) if run.ends else Exit("")
 

@@ -186,7 +186,9 @@ def test_fedbn_has_no_norm_that_could_stay(read):
 
 def test_a_private_job_trains_adapters(read):
     model = {**MLP, "lora": {"rank": 2}}
-    job, random = read("fedavg", model, privacy=PRIVATE), np.random.default_rng(3)
+    training = {"epochs": 1, "lr": 0.1}
+    job = read("fedavg", model, privacy=PRIVATE, training=training)
+    random = np.random.default_rng(3)
 
     class Seeded:
         def normal(self, count):

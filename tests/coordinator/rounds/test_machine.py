@@ -265,6 +265,17 @@ def test_a_keyed_job_pends_while_one_silo_declines():
     assert (state.stage, state.admitted) == ("drawing", SILOS)
 
 
+def test_a_job_whose_batches_are_not_whole_pends():
+    """Three of four accept, which is ``min_cohort``, but the four are summed together or not."""
+    four = ("a", "b", "c", "d")
+    batched = replace(job(four, min_cohort=3), blind=True, batches=(four,), fewest=4, least=4)
+    state, _ = run(batched, Began(), *(Answered(silo, None) for silo in "abc"))
+    state, _ = run(state, Answered("d", "POLICY"))
+    assert (state.stage, state.lacking) == ("admitting", True)
+    state, _ = run(state, Greeted("d"), Answered("d", None))
+    assert (state.stage, state.lacking) == ("drawing", False)
+
+
 def test_a_job_that_pends_is_offered_again_once_it_is_resumed():
     state, _ = run(job(min_cohort=3), *PENDING, OperatorStopped())
     assert [*tasks(state)] == [None] * 3
