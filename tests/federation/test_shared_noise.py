@@ -1,5 +1,7 @@
 """Jobs whose silos share the noise: real processes, real TLS."""
 
+from collections import Counter
+
 import pytest
 import torch
 from federation.keyed import TIMING
@@ -58,17 +60,19 @@ def test_silos_share_the_noise_of_what_they_sum(start, document):
         table = {"epsilon": 200.0, "noise": '"shared"', "dishonest": least}
         policy.write_text(undrafted(policy.read_text()) + dataset(**table, required="true"))
         running.start_daemon(silo)
-    seen = []
-    while sum(event["event"] == "job.ended" for event in seen) < len(running.jobs):
+    seen, left = [], Counter({"job.ended": 3, "job.accepted": 3 * 4 + 3, "job.declined": 1})
+    while left.total() > 0:
         seen.append(coordinator.event(60))
-        assert seen[-1] is not None, [event["event"] for event in seen]
+        assert seen[-1] is not None, left
+        left -= Counter([seen[-1]["event"]])
     ended = {event["job"]: event["outcome"] for event in seen if event["event"] == "job.ended"}
     assert {ended[job.name] for job in (one, three, silos)} == {"completed"}
     declined = [event for event in seen if event["event"] == "job.declined"]
     assert [(event["job"], event["silo"], event["code"]) for event in declined] == [
         ("trusting", "west", "POLICY")
     ]
-    assert ended["trusting"] != "completed"
+    # it pends: its silos are one batch, and west may still change its mind
+    assert "trusting" not in ended
 
     for silo in SILOS:
         running.daemons[silo].stop()
