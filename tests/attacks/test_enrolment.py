@@ -293,7 +293,7 @@ def test_of_two_founders_at_once_one_is_told_that_the_other_was_first(world, tmp
 def test_a_coordinator_cannot_pass_off_an_invited_silo_as_an_operator(world, tmp_path):
     """It shows the founder an entry that the member has signed for it alone."""
     founder = load_keys(world.folder / "founder")
-    ticket = invitations.ticket(founder, "local", "west", "silo", b"t" * 32, int(time.time()) + 3600)
+    ticket = invitations.ticket(founder, "local", "west", "silo", b"t" * 32, int(time.time()) + 900)
     entry = create_keys(tmp_path / "west", "west", Role.OPERATOR, "org")
     shown = WaitingMember(ticket=ticket, entry=entry)
     rosters.save(world.roster, tmp_path / "roster.json")
