@@ -23,10 +23,10 @@ from ..algorithms.partition.split import Sides, merged
 from ..algorithms.tasks.classification import Classification
 from ..algorithms.tasks.registry import TaskTable
 from ..bundle.frames import LoadedModel, load_model
-from ..commands.console.printer import Screen
-from ..commands.console.toml import to_toml
 from ..commands.model.make import find_run, make_folder
 from ..commands.simulate.simulate import RunOptions, prepare, raise_faults, report, train
+from ..commands.terminal.printer import Screen
+from ..commands.terminal.toml import to_toml
 from ..errors import LocalError
 from ..files.documents import Strict, read_bytes, validate, write_atomic
 from ..files.program_code import MAIN, PYTHON, find_in, name_of

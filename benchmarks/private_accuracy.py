@@ -7,7 +7,7 @@ Each method runs through ``simulate`` as a private job, once for each epsilon an
 silos (Dirichlet over labels, 0.3), the first values and which silos take part; the noise is never
 seeded. Accuracy is of each silo's own model on its own held-out quarter, over all silos' records
 together. All methods have the same settings, those of ``DATA``, and beside them only what the demo
-gives them (commands/console/job_example.py). Nothing was tuned for one method.
+gives them (commands/terminal/job_example.py). Nothing was tuned for one method.
 
 Writes OUT.csv (a row a run; rows that are there already are not run again) and OUT.svg, and prints
 the table. "mnist" reads the MNIST folder of torchvision's layout, and takes its first
@@ -31,8 +31,8 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
-from staddle.commands.console.job_example import SETTINGS
 from staddle.commands.privacy.noise import planned
+from staddle.commands.terminal.job_example import SETTINGS
 from staddle.security.dp.noise import Randomness
 
 METHODS = ("local", "fedavg", "fedsimsup", "fedssa", "ppfl", "fedaims", "pfedsim")

@@ -10,8 +10,8 @@ from .. import log
 from ..coordinator import config as configs
 from ..coordinator.check import check as checked
 from ..coordinator.server import serve
-from .console import output
 from .federation import systemd
+from .terminal import output
 
 
 def check(

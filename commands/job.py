@@ -19,11 +19,11 @@ from ..security.identity import roster as rosters
 from ..security.identity.domains import JOB
 from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
-from .console import examples, printer
-from .console.job_example import TaskKind, job_text
 from .policy.draft import MAX_PARALLEL
 from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
+from .terminal import examples, printer
+from .terminal.job_example import TaskKind, job_text
 
 
 def init(

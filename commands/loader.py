@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..proto.channel import require_tls13
-from .console import printer
+from .terminal import printer
 
 # what a user types → module of this folder and function; a leading dot: of the folder around it
 COMMANDS: Mapping[str, str] = {
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, str] = {
     "roster sign": "members.roster:sign",
     "roster show": "members.roster:show",
     "roster verify": "members.roster:verify",
-    "operator init": "console.examples:operator",
+    "operator init": "terminal.examples:operator",
     "job init": "job:init",
     "job sign": "job:sign",
     "job show": "federation.jobs:show",
@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, str] = {
     "job resume": "federation.jobs:resume",
     "job withdraw": "federation.jobs:withdraw",
     "job results": "federation.results:results",
-    "coordinator init": "console.examples:coordinator",
+    "coordinator init": "terminal.examples:coordinator",
     "coordinator check": "coordinator:check",
     "coordinator run": "coordinator:run",
     "model make": "model.make:make",
@@ -72,14 +72,14 @@ COMMANDS: Mapping[str, str] = {
     "model export": "model.export:export",
     "data inspect": "silo.data:inspect",
     "data statistics": "silo.statistics:statistics",
-    "silo init": "console.examples:silo",
+    "silo init": "terminal.examples:silo",
     "silo check": "silo.agent:check",
     "silo run": "silo.agent:run",
     "silo jobs": "silo.approval:jobs",
     "silo approve": "silo.approval:approve",
     "silo decline": "silo.approval:decline",
     "silo new-split": "silo.agent:new_split",
-    "policy init": "console.examples:policy",
+    "policy init": "terminal.examples:policy",
     "policy new": "policy.draft:new",
     "policy check": "policy.check:check",
     "ledger verify": "ledger.verify:verify",

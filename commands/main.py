@@ -8,8 +8,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from ..errors import CancelledError, StaddleError
-from .console import printer
 from .loader import LazyGroup, program
+from .terminal import printer
 
 # click's, or typer's own, by the release of typer
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)

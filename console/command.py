@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from .. import log
-from ..commands.console import printer
 from ..commands.federation.status import is_coordinator
+from ..commands.terminal import printer
 from ..coordinator import config as coordinator_configs
 from ..coordinator.config import CoordinatorConfig
 from ..errors import LocalError

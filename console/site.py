@@ -24,8 +24,8 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from ..commands.console.output import size
-from ..commands.console.printer import printable
+from ..commands.terminal.output import size
+from ..commands.terminal.printer import printable
 from ..errors import StaddleError
 from .access import Sessions
 from .changes import Stamp, changes

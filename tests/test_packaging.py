@@ -39,7 +39,7 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     assert "staddle/py.typed" in installed
     assert "staddle/proto/federation.proto" in installed
     assert {
-        f"staddle/commands/console/templates/{name}.toml"
+        f"staddle/commands/terminal/templates/{name}.toml"
         for name in ("coordinator", "silo", "job", "tasks", "policy", "simulation")
     } <= installed
     assert {

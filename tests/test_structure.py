@@ -401,7 +401,7 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
 
 
 PRINTERS = {
-    "commands/console/printer.py",
+    "commands/terminal/printer.py",
     "log.py",  # the daemons' events
     "proto/generate.py",  # developers alone run it
     "security/dp/prv_program.py",  # its answers go to the process that began it

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..console.printer import PrintedTable
+from ..terminal.printer import PrintedTable
 from .local_federation import LocalFederation
 
 

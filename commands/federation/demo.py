@@ -25,11 +25,11 @@ from ...security.log.head import own_log_key
 from ...silo import config
 from ...silo.admission import budget as silo_budget
 from ...simulator.report.style import can_draw
-from ..console import printer
-from ..console.job_example import MODEL, SETTINGS
-from ..console.printer import PrintedTable, Progress, Screen, TaskID
 from ..policy.visibility import seen
 from ..privacy.noise import noise
+from ..terminal import printer
+from ..terminal.job_example import MODEL, SETTINGS
+from ..terminal.printer import PrintedTable, Progress, Screen, TaskID
 from . import local_federation
 from .accuracy import accuracy_table, correct, reports
 from .demo_picture import MethodResult, svg

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ...simulator.report.style import COLOURS, percent, picture, within
-from ..console.output import size
+from ..terminal.output import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

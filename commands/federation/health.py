@@ -17,7 +17,7 @@ from ...errors import LocalError
 from ...files.documents import read_bytes
 from ...files.toml_document import parse_document
 from ...security.log.lock import held
-from ..console import printer
+from ..terminal import printer
 
 BEAT = "BEAT"
 BEAT_SECONDS = 5.0

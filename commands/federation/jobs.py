@@ -19,9 +19,9 @@ from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.signed_document import verify_document
-from ..console import printer
-from ..console.package_option import Packages
 from ..policy.overview import overview
+from ..terminal import printer
+from ..terminal.package_option import Packages
 from . import round_text
 from .operator_client import connected
 from .round_text import reading, round_fields

@@ -27,9 +27,9 @@ from ...security.identity.domains import JOB
 from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
 from ...security.identity.signed_document import sign_document
 from ...silo.job_folder import split_key
-from ..console.toml import to_toml
 from ..policy.draft import draft
 from ..privacy.noise import least_clip_exponent, planned
+from ..terminal.toml import to_toml
 
 FEDERATION = "local"
 TEST_FRACTION = 0.25

@@ -18,7 +18,7 @@ from ...files.documents import parse_json
 from ...files.packages import others_code
 from ...security.identity.keys import load_keys
 from ...security.identity.roster import load as load_roster
-from ..console import printer
+from ..terminal import printer
 from .jobs import Name, given_file, status_fields
 from .operator_client import connected
 from .round_text import reading, round_fields

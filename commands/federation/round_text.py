@@ -12,7 +12,7 @@ from ...algorithms.tasks.counting import METRICS, ScoreForm, flattened
 from ...errors import LocalError, PeerError
 from ...files.documents import parse_json
 from ...proto import operations_pb2 as pb
-from ..console.printer import PrintedTable
+from ..terminal.printer import PrintedTable
 
 # zeros leave of a private job without metrics_sigma
 UNTOLD = "the silos keep their test counts to themselves"

@@ -20,10 +20,10 @@ from ...silo import config as silo_configs
 from ...silo import status as silo
 from ...silo.status import LedgerStatus, SiloStatus
 from ...silo.status import SiloJobStatus as SiloJob
-from ..console import printer
-from ..console.output import size
-from ..console.printer import PrintedTable
 from ..ledger import show as ledger_show
+from ..terminal import printer
+from ..terminal.output import size
+from ..terminal.printer import PrintedTable
 from .round_text import in_numbers
 
 WIDTH = 100

@@ -17,7 +17,7 @@ from ...security.log.merkle import leaf_hash
 from ...security.log.note import Note, VerifierKey
 from ...security.log.proof import Proof
 from ...security.log.tree_head import TreeHead
-from ..console import printer
+from ..terminal import printer
 from . import roster_files
 from .roster_files import Founders, Rosters, Threshold
 from .show import LedgerPath

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import LocalError
 from ...security.ledger.messages import lines
-from ..console import printer
+from ..terminal import printer
 
 COLUMNS = ("seq", "time", "what", "silo", "job", "round", "bytes", "silo's record")
 KINDS = {"received": "received", "delivered": "delivered", "head.refused": "refused a head"}

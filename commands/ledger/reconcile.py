@@ -20,7 +20,7 @@ from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
 from ...security.log.tree_head import TreeHead
 from ...silo.egress.witness import HEADS, MemberHeads
-from ..console import printer
+from ..terminal import printer
 from . import roster_files
 from .roster_files import Founders, Rosters, Threshold
 

@@ -14,7 +14,7 @@ from ...security.log.head import log_key, stored
 from ...security.log.segments import CHECKPOINT
 from ...security.log.tree_head import TreeHead, owner
 from ...silo.admission.budget import FOLDER
-from ..console import printer
+from ..terminal import printer
 from .show import LedgerPath
 
 

@@ -24,8 +24,8 @@ from ...security.ledger.records import (
 )
 from ...security.log.chain import VerifiedLine
 from ...security.policy.release import PADDED
-from ..console import printer
-from ..console.output import number
+from ..terminal import printer
+from ..terminal.output import number
 from . import received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 

@@ -18,7 +18,7 @@ from ...security.log.lock import held
 from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
 from ...security.log.tree_head import TreeHead, owner
-from ..console import printer
+from ..terminal import printer
 from . import roster_files
 from .proofs import read_note
 from .roster_files import Founders, RosterFiles, Rosters, Threshold

@@ -10,8 +10,8 @@ from ...proto.channel import checked_address
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
 from ...security.identity.roster import Pins, Roster
-from ..console import printer
-from ..console.examples import filled, write
+from ..terminal import printer
+from ..terminal.examples import filled, write
 from . import membership_client
 from .membership_client import FounderFile
 

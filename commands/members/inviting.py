@@ -11,7 +11,7 @@ from ...files.documents import write_new
 from ...security.identity import invitation as invitations
 from ...security.identity.certificate import utc_now
 from ...security.identity.invitation import DAY_SECONDS, LONGEST_DAYS
-from ..console import printer
+from ..terminal import printer
 from . import membership_client
 from .founding import FounderOption
 

@@ -15,8 +15,8 @@ from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
 from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, load_keys
 from ...security.identity.roster import Roster
-from ..console import printer
-from ..console.examples import filled, write
+from ..terminal import printer
+from ..terminal.examples import filled, write
 from . import membership_client
 
 ASK_SECONDS = 2.0

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ...security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
-from ..console import printer
+from ..terminal import printer
 
 
 def new(

@@ -9,7 +9,7 @@ from ...errors import LocalError
 from ...files.documents import validate
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, load_entry, load_keys
-from ..console import printer
+from ..terminal import printer
 
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster file.")]
 

@@ -17,7 +17,7 @@ from ...bundle.measuring import wilson
 from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.report.style import can_draw, percent, picture, styles_of
-from ..console.printer import PrintedTable
+from ..terminal.printer import PrintedTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ import typer
 from ...bundle.evaluating import evaluate as measure
 from ...bundle.trained import load
 from ...errors import LocalError
-from ..console import printer
-from ..console.package_option import Packages
+from ..terminal import printer
+from ..terminal.package_option import Packages
 from . import calibration_plot
 from .shown import DecimalMark, Delimiter, FileEncoding, ModelFolder, tables
 

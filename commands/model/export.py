@@ -8,8 +8,8 @@ import typer
 from ...bundle.exporting import Format
 from ...bundle.exporting import export as write
 from ...bundle.trained import load
-from ..console import printer
-from ..console.package_option import Packages
+from ..terminal import printer
+from ..terminal.package_option import Packages
 from .shown import ModelFolder
 
 

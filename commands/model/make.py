@@ -12,7 +12,7 @@ from ...errors import LocalError
 from ...simulator.experiment.experiment import read
 from ...simulator.experiment.population import populate
 from ...simulator.report.finished_runs import Recorded, load_runs
-from ..console import printer
+from ..terminal import printer
 
 MOST_SHOWN = 20  # names, in an error
 

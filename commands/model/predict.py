@@ -10,8 +10,8 @@ from ...bundle import answers_file
 from ...bundle.trained import load
 from ...errors import LocalError
 from ...files.file_bounds import open_regular
-from ..console import printer
-from ..console.package_option import Packages
+from ..terminal import printer
+from ..terminal.package_option import Packages
 from .shown import DecimalMark, Delimiter, FileEncoding, ModelFolder
 
 AT_ONCE = 2**20  # bytes that are looked through for lines at a time

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ...bundle import folder
-from ..console import printer
+from ..terminal import printer
 from .shown import ModelFolder
 
 

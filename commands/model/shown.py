@@ -16,7 +16,7 @@ from ...bundle.figure_tables import (
     figure_rows,
     threshold_rows,
 )
-from ..console.printer import PrintedTable
+from ..terminal.printer import PrintedTable
 
 ModelFolder: TypeAlias = Annotated[
     Path,

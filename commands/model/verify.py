@@ -12,10 +12,10 @@ from ...bundle.ledger_head import check_head, check_ledger
 from ...security.identity.roster import signers
 from ...security.ledger.audit import ledger_folder
 from ...security.log.tree_head import TreeHead
-from ..console import printer
 from ..ledger import roster_files
 from ..ledger.roster_files import Founders, RosterFiles, Rosters, Threshold
 from ..ledger.show import Json
+from ..terminal import printer
 from .shown import ModelFolder
 
 

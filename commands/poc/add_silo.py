@@ -13,10 +13,10 @@ from ...files.documents import read_bytes
 from ...files.toml_document import parse_document
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
-from ..console import printer
 from ..federation import background, local_federation
 from ..members import membership_client
 from ..silo.data import Contract, contract_of
+from ..terminal import printer
 from .tables import SiloTable, read_table
 from .up import Folder
 from .workspace import FIRST, SPARE, Workspace, alone, check_names, digit_shards

@@ -15,9 +15,9 @@ from ...files.toml_document import parse_document
 from ...proto.channel import checked_address
 from ...security.faults import check_local
 from ...silo import config as silo_configs
-from ..console import printer
-from ..console.toml import to_toml
 from ..federation import background
+from ..terminal import printer
+from ..terminal.toml import to_toml
 from .up import Folder
 from .workspace import EXPORTED, Workspace, alone
 

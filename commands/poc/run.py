@@ -11,13 +11,13 @@ from ...errors import AbortedError
 from ...files.documents import read_bytes, write_all
 from ...security.faults import check_local
 from ...silo.job_folder import JobFolder
-from ..console import printer
-from ..console.printer import Screen
 from ..federation.accuracy import accuracy_table
 from ..federation.jobs import status_line
 from ..federation.operator_client import Operator, connected
 from ..policy.visibility import seen
 from ..privacy.noise import noise
+from ..terminal import printer
+from ..terminal.printer import Screen
 from .up import FOLDER, Folder
 from .workspace import BASELINE, FIRST, Workspace, alone
 

@@ -12,12 +12,12 @@ from ...coordinator import status as coordinator
 from ...files.portable import check_runs_daemons
 from ...security.faults import check_local
 from ...security.log.lock import claimed
-from ..console import printer
-from ..console.output import number
-from ..console.printer import PrintedTable, Screen
 from ..federation import background
 from ..federation.processes import exit_on_signals
 from ..federation.status import coordinator_lines
+from ..terminal import printer
+from ..terminal.output import number
+from ..terminal.printer import PrintedTable, Screen
 from .workspace import RECORD, SILOS, Choices, Workspace, alone, make, opened
 
 FOLDER = Path("staddle-poc")

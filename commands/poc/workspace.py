@@ -36,12 +36,12 @@ from ...security.faults import check_local
 from ...security.identity.keys import ID_PATTERN
 from ...security.log.lock import claimed
 from ...silo.check import check
-from ..console.job_example import MODEL
 from ..federation import local_federation
 from ..federation.background import BackgroundDaemon
 from ..federation.demo import ALPHA, SEED, TIMING, TRAINING
 from ..federation.local_federation import LocalFederation
 from ..silo.data import Contract
+from ..terminal.job_example import MODEL
 from .tables import SiloTable, SiloTables, TableForm, read_table
 
 RECORD = "poc.json"

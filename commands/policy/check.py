@@ -21,9 +21,9 @@ from ...security.policy.release import MASKED
 from ...silo import config as configs
 from ...silo.admission import checks
 from ...silo.admission.checks import Outflow
-from ..console import printer
-from ..console.output import number
 from ..privacy import budget_text
+from ..terminal import printer
+from ..terminal.output import number
 from .overview import WIDTH, blind, census, heading, part_line, rounds, wrapped
 from .visibility import revealed_by_likeness, starts_from, together, unbounded
 

@@ -42,11 +42,11 @@ from ...silo.admission import checks
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.releases import upload_releases
-from ..console import examples, printer
-from ..console.output import number
-from ..console.package_option import Packages
-from ..console.toml import to_toml
 from ..privacy import budget_text
+from ..terminal import examples, printer
+from ..terminal.output import number
+from ..terminal.package_option import Packages
+from ..terminal.toml import to_toml
 from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100

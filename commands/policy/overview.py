@@ -15,9 +15,9 @@ from ...security.identity.roster import Roster
 from ...security.policy.release import MASKED, PADDED, ROTATED, Release
 from ...silo.admission.checks import uploads
 from ...silo.parts.releases import readers_of
-from ..console.output import number
 from ..privacy.noise import noise
 from ..privacy.promise import promise
+from ..terminal.output import number
 from .visibility import (
     FOR_SILOS,
     ROWS,

@@ -8,7 +8,7 @@ from ...security.blind.plan import JobPlan
 from ...security.identity.roster import Roster
 from ...security.policy.policy import Policy
 from ...silo.admission import checks
-from ..console.output import number
+from ..terminal.output import number
 from .check import lines
 from .overview import packages, wrapped
 

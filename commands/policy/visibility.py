@@ -12,7 +12,7 @@ from ...algorithms.job.job import Job
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, Release
 from ...security.preflight import size
-from ..console.output import number
+from ..terminal.output import number
 
 # ways to leave masked, next to MASKED itself, which is a sum for the coordinator
 FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"

@@ -11,7 +11,7 @@ from ...algorithms.job.privacy import decimal, job_spends, signed_sigma
 from ...algorithms.job.privacy_table import PrivacyTable
 from ...security.dp.rdp import cost, shown
 from ...security.policy.policy import Policy
-from ..console.output import number
+from ..terminal.output import number
 from .noise import noise
 
 WIDTH = 100

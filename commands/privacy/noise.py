@@ -18,8 +18,8 @@ from ...errors import LocalError
 from ...files.documents import parse_toml
 from ...security.dp.noise_planner import least_sigma, overspent
 from ...security.dp.rdp import cost, shown
-from ..console.job_example import TaskKind, job_text
-from ..console.output import number
+from ..terminal.job_example import TaskKind, job_text
+from ..terminal.output import number
 
 ORIGIN = "job init"
 DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off

@@ -28,9 +28,9 @@ from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.signed_document import SignedDocument, verify_document
-from ..console import printer
-from ..console.output import number
-from ..console.package_option import Packages
+from ..terminal import printer
+from ..terminal.output import number
+from ..terminal.package_option import Packages
 from .noise import STEPS, WHOSE, in_clips, planned
 from .promise import promise
 

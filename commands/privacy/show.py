@@ -13,8 +13,8 @@ from ...security.dp.rdp import group, shown
 from ...silo import config as configs
 from ...silo.admission import budget
 from ...silo.admission.budget import BudgetReport
-from ..console import printer
-from ..console.output import number
+from ..terminal import printer
+from ..terminal.output import number
 
 # What a job protects by its noise, where its reservations do not say it.
 UNITS = {"local": "record", "shared": None}

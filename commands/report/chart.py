@@ -15,8 +15,8 @@ from decimal import Decimal
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ..console import output
-from ..console.output import UNITS
+from ..terminal import output
+from ..terminal.output import UNITS
 
 if TYPE_CHECKING:
     from ...security.ledger.messages import At

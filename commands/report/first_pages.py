@@ -27,8 +27,8 @@ from ...security.policy.release import (
     SILOS_READER,
     SUM_READER,
 )
-from ..console.output import number, size
-from ..console.printer import printable
+from ..terminal.output import number, size
+from ..terminal.printer import printable
 from .signed_jobs import JobDocument, SignedJob
 from .tables import MEASURED, Listed, newest
 

@@ -14,8 +14,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..console.output import size
-from ..console.printer import printable
+from ..terminal.output import size
+from ..terminal.printer import printable
 from . import chart
 
 # characters of a word that may not, and of one that must, stand on one line of a table's cell

@@ -24,10 +24,10 @@ from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
-from ..console import printer
 from ..ledger import received, roster_files
 from ..ledger.roster_files import Founders, RosterFiles, Threshold
 from ..ledger.show import LedgerPath
+from ..terminal import printer
 from . import page as report_page
 from . import signed_jobs
 from .page import Page, RosterSources

@@ -9,7 +9,7 @@ from ...security.ledger.messages import LedgerMessage
 from ...security.ledger.overview import LedgerOverview, parts
 from ...security.ledger.records import JobAccept
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from ..console.output import number, size
+from ..terminal.output import number, size
 from .policies import rules_of
 from .tables import MEASURED
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationInfo, field_val
 from ...errors import LocalError
 from ...files.documents import canonical_json, parse_json, read_bytes, validate
 from ...security.ledger.overview import LedgerOverview
-from ..console.output import number
+from ..terminal.output import number
 
 NOT_COUNTED = "how many records is not known here"
 # Names of jobs are texts of the ledger, and become names of folders here.

@@ -12,8 +12,8 @@ from ...silo import config as configs
 from ...silo.check import check as checked
 from ...silo.daemon import serve
 from ...silo.job_folder import new_split_key
-from ..console import output, printer
 from ..federation import systemd
+from ..terminal import output, printer
 
 
 def check(

@@ -24,9 +24,9 @@ from ...silo import status
 from ...silo.admission import approvals, checks
 from ...silo.check import spent_of
 from ...silo.config import SiloConfig
-from ..console import printer
-from ..console.printer import PrintedTable
 from ..policy.review import review
+from ..terminal import printer
+from ..terminal.printer import PrintedTable
 
 ConfigFile = Annotated[Path, typer.Option(help="The silo's TOML file.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]

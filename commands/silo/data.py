@@ -17,8 +17,8 @@ from ...algorithms.data.survey import Column, TableSurvey, contract_faults, surv
 from ...errors import LocalError
 from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.toml_document import parse_document
-from ..console import printer
-from ..console.toml import to_toml
+from ..terminal import printer
+from ..terminal.toml import to_toml
 
 Key = Literal["label", "labels", "target", "survival"]
 

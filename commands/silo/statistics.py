@@ -11,8 +11,8 @@ from ...algorithms.data.features import Feature
 from ...algorithms.methods.statistics import Summary, summaries
 from ...errors import LocalError
 from ...files import tensor_file
-from ..console import printer
-from ..console.toml import to_toml
+from ..terminal import printer
+from ..terminal.toml import to_toml
 from .data import contract_of
 
 QUANTILES = (0.05, 0.5, 0.95)

@@ -10,9 +10,9 @@ import typer
 from ...algorithms.catalog import method_class
 from ...algorithms.method import Method
 from ...errors import LocalError
-from ..console import examples, printer
-from ..console.job_example import SETTINGS, options_text
-from ..console.toml import inline
+from ..terminal import examples, printer
+from ..terminal.job_example import SETTINGS, options_text
+from ..terminal.toml import inline
 
 NAME = re.compile(r"[a-z0-9-]{1,64}")  # of an experiment
 BASELINES = ("local", "fedavg")  # in each example, so that there is something to compare with

@@ -19,7 +19,7 @@ from ...algorithms.methods.ppfl import heatmap
 from ...errors import LocalError
 from ...files import tensor_file
 from ...files.documents import parse_json, write_atomic
-from ..console import printer
+from ..terminal import printer
 
 OWN = "part/membership/c"  # in a silo's model [K]
 NAME = re.compile(r"[a-z0-9-]{1,64}")

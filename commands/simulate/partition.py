@@ -18,7 +18,7 @@ from ...files.documents import write_atomic
 from ...simulator.experiment.experiment import read
 from ...simulator.experiment.plan import Population
 from ...simulator.experiment.population import counts, populate
-from ..console import printer
+from ..terminal import printer
 
 OF_PARTITIONS = (".json", ".npz", ".csv", ".pkl")  # suffixes
 SIDES = ("training", "validation", "test")

@@ -12,7 +12,7 @@ from ...algorithms.tasks.counting import ScoreForm
 from ...simulator.experiment.plan import Run
 from ...simulator.run.history import Measure, Measured
 from ...simulator.run.progress import Doing, Pace, RunProgress
-from ..console.printer import Progress, Screen, TaskID
+from ..terminal.printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
 NOTEBOOK_SECONDS = 0.5  # between two states of a line in a notebook

@@ -14,8 +14,8 @@ from ...simulator.reproduce.published import (
     find,
     published,
 )
-from ..console import printer
-from ..console.toml import inline
+from ..terminal import printer
+from ..terminal.toml import inline
 
 TABLES = ("table", "title", "columns", "methods", "data")
 NOWHERE = Path("DIR")  # stands for the folder that nobody has named yet

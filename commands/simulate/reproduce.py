@@ -32,9 +32,9 @@ from ...simulator.reproduce.experiments import (
     reduced,
 )
 from ...simulator.reproduce.published import PaperTable, find
-from ..console import printer
-from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
-from ..console.printer import Screen
+from ..terminal import printer
+from ..terminal.device_options import Device, Graphs, OneByOne, Precision, Workers
+from ..terminal.printer import Screen
 from . import published
 from .simulate import Prepared, RunOptions, prepare, raise_faults, report, train
 

@@ -26,10 +26,10 @@ from ...simulator.report.style import NOT_DRAWN, can_draw
 from ...simulator.run import out_folder
 from ...simulator.run.runner import complete
 from ...simulator.tracking.choose import TrackerName, check_installed, tracking
-from ..console import printer
-from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
-from ..console.output import number
-from ..console.printer import Screen
+from ..terminal import printer
+from ..terminal.device_options import Device, Graphs, OneByOne, Precision, Workers
+from ..terminal.output import number
+from ..terminal.printer import Screen
 from . import results
 from .progress import shown
 

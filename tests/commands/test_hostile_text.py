@@ -20,8 +20,8 @@ from support import report_ledgers
 from support.ledgers import HASH, KEY, message_digest, open_ledger, write_serving, write_start
 
 from staddle.commands import main
-from staddle.commands.console import output
 from staddle.commands.federation import jobs, local_federation
+from staddle.commands.terminal import output
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.store import JobStore

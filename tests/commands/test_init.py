@@ -16,11 +16,11 @@ from staddle.algorithms.job.privacy import signed_sigma
 from staddle.algorithms.tasks.classification import Classification
 from staddle.algorithms.tasks.registry import TASKS
 from staddle.algorithms.tasks.task import Task
-from staddle.commands.console import job_example
-from staddle.commands.console.job_example import MODEL, SETTINGS, TaskKind
 from staddle.commands.federation.operator_client import OperatorConfig
 from staddle.commands.main import app
 from staddle.commands.privacy.noise import planned
+from staddle.commands.terminal import job_example
+from staddle.commands.terminal.job_example import MODEL, SETTINGS, TaskKind
 from staddle.coordinator.config import CoordinatorConfig
 from staddle.errors import LocalError
 from staddle.files.documents import parse_toml

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from staddle.commands import loader
-from staddle.commands.console import printer
 from staddle.commands.loader import COMMANDS, GROUPS, LazyCommand, LazyGroup
 from staddle.commands.main import app
+from staddle.commands.terminal import printer
 from staddle.proto.channel import CIPHERS_VARIABLE
 
 ROOT = Path(loader.__file__).parent

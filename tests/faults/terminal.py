@@ -5,7 +5,7 @@ import unicodedata
 
 from faults.table import row
 
-from staddle.commands.console.printer import printable
+from staddle.commands.terminal.printer import printable
 
 STEERING = (
     "\x1b[2J",

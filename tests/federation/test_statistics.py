@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.algorithms.engines.simulation import simulate
-from staddle.commands.console.toml import to_toml
 from staddle.commands.main import app
+from staddle.commands.terminal.toml import to_toml
 from staddle.files import tensor_file
 from staddle.security.blind.plan import simulated
 

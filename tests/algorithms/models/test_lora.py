@@ -19,7 +19,7 @@ from staddle.algorithms.models.lora import adapter_names, adapters, computed
 from staddle.algorithms.models.pretrained import load_weights
 from staddle.algorithms.numerics.frozen import frozen_names
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
-from staddle.commands.console.toml import to_toml
+from staddle.commands.terminal.toml import to_toml
 from staddle.files.documents import validate
 
 MLP = {"name": "mlp", "classes": 3, "input": [1, 8, 8], "options": {"widths": [16, 12]}}

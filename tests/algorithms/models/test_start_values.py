@@ -18,7 +18,7 @@ from staddle.algorithms.models.build import ModelOptions, build, start_digest
 from staddle.algorithms.models.foreign import builder
 from staddle.algorithms.models.pretrained import StartWeights
 from staddle.algorithms.training.silo_round import state_to_bytes
-from staddle.commands.console.toml import to_toml
+from staddle.commands.terminal.toml import to_toml
 from staddle.files.documents import validate
 
 DIGITS = {"name": "cnn-digits", "classes": 3}

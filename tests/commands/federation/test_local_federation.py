@@ -6,9 +6,9 @@ import pytest
 
 from staddle.algorithms.data.dataset import split
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.console.printer import Screen
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.demo import Demo
+from staddle.commands.terminal.printer import Screen
 from staddle.errors import LocalError
 from staddle.files.documents import validate
 from staddle.silo.job_folder import split_key

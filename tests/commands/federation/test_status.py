@@ -24,8 +24,8 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.value_counting import UNIT
 from staddle.algorithms.training.silo_round import RoundReport
-from staddle.commands.console.toml import to_toml
 from staddle.commands.federation import local_federation, status
+from staddle.commands.terminal.toml import to_toml
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.replay_log import Spooled, dumped

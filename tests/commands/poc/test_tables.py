@@ -7,8 +7,8 @@ import pytest
 
 from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.console.toml import to_toml
 from staddle.commands.poc.tables import SiloTables, TableForm, read_table
+from staddle.commands.terminal.toml import to_toml
 from staddle.errors import LocalError
 from staddle.files.documents import validate
 

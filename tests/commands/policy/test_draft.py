@@ -11,11 +11,11 @@ from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import Kind
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import job_spends
-from staddle.commands.console import job_example
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.commands.policy.draft import WHAT, draft
 from staddle.commands.privacy.noise import planned
+from staddle.commands.terminal import job_example
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_json
 from staddle.security.blind.plan import JobPlan

@@ -5,7 +5,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.commands.console.output import UNITS
 from staddle.commands.report import chart as charts
 from staddle.commands.report.chart import (
     ACROSS,
@@ -18,6 +17,7 @@ from staddle.commands.report.chart import (
     patterns,
     stacked,
 )
+from staddle.commands.terminal.output import UNITS
 from staddle.security.ledger.messages import At
 from staddle.security.ledger.records import PrivacyHead
 

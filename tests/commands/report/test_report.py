@@ -32,11 +32,11 @@ from support.refusals import refused
 from support.report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
-from staddle.commands.console.printer import printable
 from staddle.commands.main import app
 from staddle.commands.report import page as report_page
 from staddle.commands.report import report, tables
 from staddle.commands.report.page import RosterSources
+from staddle.commands.terminal.printer import printable
 from staddle.errors import LocalError
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys

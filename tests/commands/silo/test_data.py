@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from staddle.algorithms.data.features import declarations_differ
 from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.data.sources.formats.csv_file import Csv
-from staddle.commands.console.toml import to_toml
 from staddle.commands.main import app
+from staddle.commands.terminal.toml import to_toml
 from staddle.errors import LocalError
 
 FAULTY = """patient;age;sex;glucose;visit;outcome

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.data.features import Feature
 from staddle.algorithms.methods.statistics import STEPS
-from staddle.commands.console.toml import to_toml
 from staddle.commands.main import app
+from staddle.commands.terminal.toml import to_toml
 from staddle.files import tensor_file
 
 FEATURES = [

@@ -6,8 +6,8 @@ from support.counted import of_counts, of_scores
 
 from staddle.algorithms.tasks.class_counting import ACCURACY
 from staddle.algorithms.tasks.counting import ScoreForm
-from staddle.commands.console.printer import Screen
 from staddle.commands.simulate.progress import Bars, Lines, ReplacedLines, scores, shown
+from staddle.commands.terminal.printer import Screen
 from staddle.simulator.experiment.plan import Run
 
 DAYS = ScoreForm("mae", "MAE", "always the median", share=False, higher=False, unit="days")

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from staddle.commands import main
-from staddle.commands.console import printer
-from staddle.commands.console.printer import PrintedTable, Screen, printable
+from staddle.commands.terminal import printer
+from staddle.commands.terminal.printer import PrintedTable, Screen, printable
 from staddle.errors import CancelledError, LocalError
 
 HOSTILE = "a\x1b[2Jb\x1b]52;c;eA==\x07c\rd\x9bHe\u202ef\udc9bg\x7fh\ni"
