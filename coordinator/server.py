@@ -176,13 +176,16 @@ async def running(
         finally:
             watching.cancel()
             await health_service.enter_graceful_shutdown()
-            # First the daemon wakes polls, which wait for longer than the grace of the server.
-            await daemon.stop()
+            # Polls end now: they wait for longer than the grace of the server.
+            daemon.stopping = True
+            daemon.tell()
             await server.stop(GRACE_SECONDS)
             # gRPC returns while some calls are about to end, and prints a traceback for each that
             # the end of the loop cancels.
             if calls := calls_open():
                 await asyncio.wait(calls, timeout=GRACE_SECONDS)
+            # Last: an upload that ends within the grace may begin a fold.
+            await daemon.stop()
         ledger.append(StopRecord(reason="roster changed" if renewed.is_set() else "asked to stop"))
 
 

@@ -3,19 +3,21 @@
 import asyncio
 import shutil
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from support.raw_silo import SECONDS, arrived, frames_of
 from support.refusals import refused
-from support.signed_federation import job_document
+from support.signed_federation import job_document, raw_silos, signed_federation
 
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.config import JobLimits
+from staddle.coordinator.storage.database import Database
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.channel import ERROR_METADATA, OPTIONS
 from staddle.proto.operations_pb2_grpc import OperationsStub
@@ -253,3 +255,33 @@ def test_a_coordinator_stops_once_its_calls_have_ended(begin, monkeypatch):
 
     assert begin(names_and_a_call) == ["one"]
     assert ended == ["call"]
+
+
+async def test_an_upload_that_ends_while_a_coordinator_stops_is_folded(tmp_path, monkeypatch):
+    """The last upload of a round begins a fold; the job must not fail because folds have ended."""
+    monkeypatch.setattr(server, "GRACE_SECONDS", 60)
+    daemons, real = [], server.Daemon
+    monkeypatch.setattr(server, "Daemon", lambda *given: daemons.append(real(*given)) or daemons[0])
+    world = signed_federation(tmp_path, SILOS, DOCUMENT)
+    serving = AsyncExitStack()
+    address = await serving.enter_async_context(server.running(world.config))
+    async with raw_silos(address, world) as callers:
+        for caller in callers:
+            await caller.told("round")
+        await callers[0].contribute()
+        *frames, last = frames_of(callers[1])
+        upload = callers[1].stub.Upload(timeout=SECONDS)
+        for frame in frames:
+            await upload.write(frame)
+        await arrived(world.config.directory / "spool", "b", frames[0].manifest.size)
+        stopped = asyncio.create_task(serving.aclose())
+        while not daemons[0].stopping:
+            await daemons[0].changed.wait()
+        await upload.write(last)
+        await upload.done_writing()
+        await upload
+        await stopped
+    path = world.config.directory / "coordinator.sqlite"
+    with closing(Database(path, read_only=True)) as database:
+        (state,) = database.states()
+    assert (state.stage, state.round, state.reason) == ("round", 1, "")
