@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..errors import LocalError
+from ..errors import LocalError, StaddleError
 from .documents import read_bytes
 
 SETTLE_SECONDS = 1.0
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class WatchedFile(Generic[T]):
     """The parsed content of a file, and whether the file has another valid one by now.
 
-    ``parse`` raises LocalError for invalid content.
+    ``parse`` raises StaddleError for invalid content: a signature in it may be another member's.
     """
 
     def __init__(self, path: Path, content: bytes, value: T, parse: Callable[[bytes], T]) -> None:
@@ -69,7 +69,7 @@ class WatchedFile(Generic[T]):
             if isinstance(found, str):
                 raise LocalError(found)
             self._next, self._valid = self._parse(found), found
-        except LocalError as error:
+        except StaddleError as error:
             return str(error)
         return ""
 

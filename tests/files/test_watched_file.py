@@ -1,12 +1,14 @@
 import pytest
 
-from staddle.errors import LocalError
+from staddle.errors import LocalError, PeerError
 from staddle.files.watched_file import SETTLE_SECONDS, WatchedFile
 
 
 def parse(data):
     if b"!" in data:
         raise LocalError(f"{data.decode()} has a typo")
+    if b"?" in data:
+        raise PeerError("founder", "its signature does not fit")
     return data.decode()
 
 
@@ -68,6 +70,12 @@ def test_invalid_content_changes_nothing_and_is_told_once_for_each_content(watch
     path.unlink()
     first, second = settled(watched, 11)
     assert (first, "policy.toml: cannot read it" in second) == ("", True)
+    assert (watched.changed, watched.take()) == (False, "one")
+
+
+def test_content_that_another_member_is_blamed_for_is_invalid_too(watched, path):
+    path.write_text("two?")
+    assert settled(watched, 5) == ["", "founder: its signature does not fit"]
     assert (watched.changed, watched.take()) == (False, "one")
 
 
