@@ -5,9 +5,9 @@
     <directory>/enrolments/<name of the ticket>.json     the entry, canonical JSON, 0600
 
 A stranger can write nothing else, and only with a ticket that a founder signed, so founders bound
-how many files there are, and ``MOST_KEPT`` does where a founder's key was stolen. A ticket's file
-stays as long as the ticket could be used again: it is good for one entry. Who admits an entry is a
-founder, in a roster (commands/members).
+how many files there are, and ``MOST_BYTES`` does where a founder's key was stolen. A ticket's file
+stays as long as the ticket could be used again: it is good for one entry. A founder admits an entry
+by a roster (commands/members).
 """
 
 import threading
@@ -15,14 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from ..errors import PeerError
+from ..errors import PeerError, StaddleError
 from ..files.documents import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
+from ..proto.channel import MAX_MESSAGE_BYTES
 from ..security.identity.invitation import Ticket
 from ..security.identity.keys import RosterEntry
 from ..security.identity.roster import Roster
 
-# One founder's stolen key could sign any number of tickets. So many entries fit into one message.
-MOST_KEPT = 1000
+# Of all files together: one founder's stolen key could sign any number of tickets. All entries go
+# to founders in one message, whose other half is for the roster.
+MOST_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class WaitingMember(Strict):
@@ -73,14 +75,16 @@ class Enrolments:
         if path.exists():
             return "waiting"
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        if sum(1 for _ in self._folder.glob("*.json")) >= MOST_KEPT:
+        document = WaitingMember(ticket=ticket, entry=entry).model_dump(mode="json")
+        data = canonical_json(document) + b"\n"
+        kept = sum(each.stat().st_size for each in self._folder.glob("*.json"))
+        if kept + len(data) > MOST_BYTES:
             raise PeerError(
                 entry.id,
-                f"{MOST_KEPT} entries were handed in already with invitations that have not"
-                " expired; tell a founder",
+                f"entries of {kept:,} bytes were handed in already with invitations that have not"
+                " expired, and there is no room for another; tell a founder",
             )
-        document = WaitingMember(ticket=ticket, entry=entry).model_dump(mode="json")
-        write_atomic(path, canonical_json(document) + b"\n")
+        write_atomic(path, data)
         return "new"
 
     def waiting(self) -> Iterator[WaitingMember]:
@@ -93,12 +97,13 @@ class Enrolments:
     def forget(self, now: float) -> None:
         """Remove what was handed in with tickets that nobody can use again.
 
-        They have expired, or their founder was removed or has other keys by now.
+        They have expired, or their founder was removed or has other keys by now. A file that the
+        disk changed goes, too: whoever waits hands its entry in again.
         """
         for path in self._folder.glob("*.json"):
             try:
                 self._read(path).ticket.check(self._roster, now)
-            except PeerError:
+            except StaddleError:
                 path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> WaitingMember:

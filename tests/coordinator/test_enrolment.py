@@ -103,14 +103,24 @@ def test_what_was_handed_in_with_an_expired_ticket_goes(made, tmp_path):
     assert names(enrolments) == [("somebody else", "f")]
 
 
+def test_an_entry_that_the_disk_changed_keeps_no_coordinator_from_starting(made, tmp_path):
+    enrolments = Enrolments(tmp_path, made.roster)
+    enrolments.take(made.ticket(1), made.entry, NOW)
+    (path,) = (tmp_path / "enrolments").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"silo", b"sila"))
+    enrolments.forget(NOW)
+    assert enrolments.take(made.ticket(1), made.entry, NOW) == "new"
+
+
 def test_a_stolen_key_of_a_founder_fills_no_disk_and_its_entries_go_with_it(
     made, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(enrolment, "MOST_KEPT", 2)
     enrolments = Enrolments(tmp_path, made.roster)
     for number in (1, 2):
         enrolments.take(made.ticket(number, expires=2**50), made.entry, NOW)
-    with pytest.raises(PeerError, match="2 entries were handed in already"):
+    size = sum(path.stat().st_size for path in (tmp_path / "enrolments").iterdir())
+    monkeypatch.setattr(enrolment, "MOST_BYTES", size + 1000)
+    with pytest.raises(PeerError, match=f"entries of {size:,} bytes were handed in already"):
         enrolments.take(made.ticket(3), made.entry, NOW)
     assert enrolments.take(made.ticket(1, expires=2**50), made.entry, NOW) == "waiting"
 
