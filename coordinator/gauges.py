@@ -13,7 +13,6 @@ from ..algorithms.tasks.counting import flattened
 from ..metrics.exporter import Gauge
 from ..security.identity.certificate import end_timestamp
 from ..security.identity.keys import Role
-from ..security.identity.selection import without
 from .daemon import Daemon
 from .jobs.job_run import JobRun
 from .rounds.events import Stage
@@ -116,8 +115,7 @@ def _stages(daemon: Daemon, runs: Iterable[JobRun]) -> Iterator[Gauge]:
 
 def _missing(state: JobState) -> tuple[str, ...]:
     """Silos for which the stage waits; in an admission those that have not answered."""
-    unanswered = {"admitting": without(state.silos, state.answers)}
-    return unanswered.get(state.stage, awaited(state))
+    return state.unanswered if state.stage == "admitting" else awaited(state)
 
 
 def _measures(runs: Iterable[JobRun]) -> Iterator[tuple[tuple[str, str, str], float]]:

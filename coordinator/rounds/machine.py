@@ -176,6 +176,12 @@ class JobState:
         return frozenset(self.answers).difference(self.admitted)
 
     @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Silos that have not answered the offer, or wait for a person, in job order."""
+        waiting = with_codes(self.answers, (WAITING,))
+        return without(self.silos, self.answers.keys() - waiting.keys())
+
+    @property
     def lacking(self) -> bool:
         """True while too few silos have accepted for a round."""
         # Each silo has a part in the key that they share, which nobody else can take; and a batch
@@ -361,9 +367,7 @@ _SAID = {"accepted": "job.accepted", WAITING: "job.waits"}
 
 def _admit_if_complete(state: JobState) -> Step:
     # Without enough silos it pends until its deadline: policies may change.
-    answered = without(state.silos, with_codes(state.answers, (WAITING,)))
-    complete = state.answers.keys() >= set(state.silos) and len(answered) == len(state.silos)
-    ready = state.stage == "admitting" and complete and not state.lacking
+    ready = state.stage == "admitting" and not state.unanswered and not state.lacking
     return _when(ready, state, _admit)
 
 

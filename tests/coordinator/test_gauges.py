@@ -50,7 +50,7 @@ def test_an_open_round_waits_for_those_that_have_not_uploaded(tmp_path):
 
 
 def test_an_admission_waits_for_those_that_have_not_answered(tmp_path):
-    found = read(tmp_path, run(stage="admitting", answers={"b": "POLICY"}))
+    found = read(tmp_path, run(stage="admitting", answers={"b": "POLICY", "c": "WAITING"}))
     waited = found["silo_awaited_seconds"]
     assert [silo for silo in SILOS if waited["lung", silo]] == ["a", "c"]
     assert found["job_stage_limit_seconds"] == {("lung",): 3600.0}
