@@ -86,8 +86,6 @@ from .training.trainer import Trainer, TrainingDevice
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
-# greeting again later does, or explains
-WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
 # what ``admit`` says, after a restart too
 ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
 # after what led to nothing: a coordinator must not be able to make us spin
@@ -282,7 +280,7 @@ class Agent:
             return Barred(str(error))
         log.problem("turned.away", code=error.code, why=str(error))
         # A refused task leaves the session open. A refused greeting or poll needs another one.
-        if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
+        if error.passes or not isinstance(effect, Decide | TakePart | Conclude):
             return ConnectionLost(str(error))
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
@@ -574,7 +572,7 @@ class Agent:
         plan = admitted.plan.round(round_)
         train = partial(self._train, admitted, asked)
         own = self._own(admitted, asked.counted)
-        await rounds.take_part(admitted.declared, plan, cohort, own, contributions, train, WAITING)
+        await rounds.take_part(admitted.declared, plan, cohort, own, contributions, train)
         log.event("round.given", job=job.name, round=round_)
 
     def _check_share(self, admitted: Admitted, round_: int) -> None:
@@ -783,9 +781,9 @@ class Agent:
 
 
 async def _reloaded(changed: Callable[[], str]) -> Event:
-    while not changed():  # noqa: ASYNC110 a file tells nobody that it changes
+    while not (why := changed()):  # noqa: ASYNC110 a file tells nobody that it changes
         await asyncio.sleep(LOOK_SECONDS)
-    return ReloadAsked(changed())
+    return ReloadAsked(why)
 
 
 def _code(error: StaddleError) -> str:

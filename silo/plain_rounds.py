@@ -4,7 +4,6 @@ The counterpart of silo/blind/rounds.py.
 """
 
 import asyncio
-from collections.abc import Collection
 
 from ..security.blind.plan import RoundPlan
 from .blind.rounds import OwnValues, Train
@@ -34,11 +33,10 @@ class PlainRounds:
         local: OwnValues,
         kept: Contributions | None,
         train: Train,
-        waiting: Collection[str],
     ) -> None:
         """Upload the ``kept`` contributions, or newly trained ones.
 
-        It returns once the coordinator has all of them. ``waiting`` is for blind rounds.
+        It returns once the coordinator has all of them.
         """
         if kept is None:
             kept = await train(await self.fetch(plan, local))

@@ -8,7 +8,7 @@ It carries its digest (files/checked_file.py), and holds no secret.
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -130,12 +130,8 @@ class BlindRounds:
         local: OwnValues,
         kept: Contributions | None,
         train: Train,
-        waiting: Collection[str],
     ) -> None:
-        """Take part until the round's sum is open; ``kept`` contributions are not trained again.
-
-        ``waiting`` are the codes of refusals after which the round may still resume.
-        """
+        """Take part until the round's sum is open; ``kept`` contributions are not trained again."""
         # One that is in memory resumes with the secrets of its attempt.
         if self._now is None or not self.goes_on(plan.job.digest, plan.round):
             await self.leave()
@@ -149,7 +145,7 @@ class BlindRounds:
             goes_on = True
             raise
         except TurnedAwayError as error:
-            goes_on = error.code in waiting
+            goes_on = error.passes
             raise
         finally:
             if not goes_on:

@@ -29,6 +29,7 @@ from ...proto.frames import Frame, decode, encode
 from .call_end import CallEnd, Ended
 
 CALL_SECONDS = 20.0
+PASSING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")  # codes
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
 HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 
@@ -42,6 +43,11 @@ class UnreachableError(PeerError):
 
 class TurnedAwayError(RefusedError):
     """The coordinator refused a call of ours, with a code."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether a later greeting helps, or explains; then the round of the call may resume."""
+        return self.code in PASSING
 
 
 class Client:

@@ -33,7 +33,7 @@ def test_what_was_trained_before_is_uploaded_without_a_second_training(monkeypat
         gate.calls.append(("train", delivered))
         return "trained"
 
-    asyncio.run(PlainRounds(gate).take_part("declared", PLAN, ("a", "b"), None, kept, train, ()))
+    asyncio.run(PlainRounds(gate).take_part("declared", PLAN, ("a", "b"), None, kept, train))
     before = [] if kept else [("fetch", 3), ("train", "delivered")]
     assert gate.calls == [*before, ("upload", "declared", 3, kept or "trained", ("a", "b"))]
 
