@@ -94,11 +94,18 @@ async def serve(config: configs.CoordinatorConfig) -> None:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             waits.cancel()
             log.event("stopping", why="" if stopped.done() else "a new roster")
-        # All state is on the disk, so jobs continue; silos look for it at the same port.
-        config = config.model_copy(update={"listen": address})
+        config = continued(config, address)
     log.event("stopped")
     if broken := stopped.result():
         raise LocalError(f"the coordinator stopped: {broken}")
+
+
+def continued(config: configs.CoordinatorConfig, address: str) -> configs.CoordinatorConfig:
+    """The configuration with which this process continues under another roster.
+
+    Silos look for it at the same port. Its jobs are in the database, and their files may be gone.
+    """
+    return config.model_copy(update={"listen": address, "jobs": ()})
 
 
 @asynccontextmanager
@@ -153,9 +160,8 @@ async def running(
         await server.start()
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
-        log.event(
-            "listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs]
-        )
+        names = [job.name for job, _ in (*stored, *new)]
+        log.event("listening", address=address, roster=roster.version, jobs=names)
 
         # New jobs stand behind restored ones: jobs run in the order in which they came.
         daemon.restore(stored)

@@ -209,6 +209,19 @@ def test_a_job_that_is_not_over_stops_with_the_permission_for_its_code(begin, ou
     assert begin(names, **allowed) == ["one", "outside"]
 
 
+def test_under_another_roster_jobs_continue_whose_files_are_gone(begin, world, tmp_path):
+    """Nobody is there to mend a configuration when a founder hands in a roster."""
+    file = tmp_path / "one.json"
+    file.write_bytes(world.signed["one"])
+    assert begin(names, jobs=(file,)) == ["one"]
+    file.unlink()
+    with refused(f"{file}: cannot read it"):
+        begin(names, jobs=(file,))
+    later = server.continued(world.config, "127.0.0.1:7443")
+    assert begin(names, jobs=later.jobs) == ["one"]
+    assert later.listen == "127.0.0.1:7443"
+
+
 async def test_calls_that_grpc_serves_are_told_from_other_tasks():
     """Whatever gRPC calls them in the release that is installed."""
     seen = []
