@@ -78,6 +78,7 @@ def _check(workspace: Workspace, silo: str, out: Path) -> None:
     moved = f"{silo} was exported before; only its new folder can start it"
     check_local(silo in workspace.here, moved)
     check_local(not out.exists(), f"{out}: exists already; choose another name")
+    check_local(out.parent.is_dir(), f"{out}: there is no folder {out.parent}; make it first")
 
 
 def _elsewhere(config: Path) -> list[Path]:
