@@ -392,8 +392,10 @@ class Agent:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         # Recorded before it is sent, like an acceptance.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
-        # What the coordinator refused, such as our part in a key, may be taken the next time.
-        again = self._answer_again if error.code in ADMISSION else self._answer_declined
+        # What the coordinator refused, such as our part in a key, may be taken the next time. Any
+        # other answer stays: a coordinator must not be able to fill our ledger with it.
+        stays = error.code in (*ADMISSION, approvals.NOT_APPROVED)
+        again = self._answer_again if stays else self._answer_declined
         return await again(offer, error.code)
 
     async def _answer_again(self, offer: JobOffered, code: str) -> Event:

@@ -1,0 +1,54 @@
+"""What the agent answers to a job that is offered again and again."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from support.jobs import make_job
+
+from staddle.errors import RefusedError
+from staddle.silo import agent as agents
+from staddle.silo.agent import Agent
+from staddle.silo.session import JobOffered
+
+OFFER = JobOffered("job", "ab" * 32, b"signed")
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    """An agent without files, and what it records and answers."""
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0)
+    made, done = Agent.__new__(Agent), []
+
+    async def record_decision(job, digest, signer, reasons):
+        done.append(("record", job, reasons))
+
+    async def answer(job, digest, round_, kind, code):
+        done.append((kind, code))
+
+    async def admit(signed):
+        done.append("admit")
+        return SimpleNamespace(job=make_job("fedper"))
+
+    made._declined, made._config = {}, None
+    made._policy = SimpleNamespace(digest="")
+    made._roster = SimpleNamespace(coordinator=SimpleNamespace(id="coordinator"))
+    made._gate = SimpleNamespace(
+        session=SimpleNamespace(record_decision=record_decision, answer=answer)
+    )
+    monkeypatch.setattr(made, "_admit_with_weights", admit, raising=False)
+    return SimpleNamespace(made=made, done=done)
+
+
+@pytest.mark.parametrize("code", ["NOT_APPROVED", "WAITING"])
+def test_a_job_that_nobody_approves_is_judged_and_recorded_once(agent, monkeypatch, code):
+    """A coordinator offers it without end; whoever decides otherwise makes another agent."""
+
+    def check(*_):
+        raise RefusedError("coordinator", code, "by a person")
+
+    monkeypatch.setattr(agents.approvals, "check_approved", check)
+    for _ in range(3):
+        asyncio.run(agent.made._decide(OFFER))
+    recorded = [("record", "job", ("by a person",))] * (code == "NOT_APPROVED")
+    assert agent.done == ["admit", *recorded, *[("DECLINE", code)] * 3]
