@@ -19,7 +19,7 @@ from ..silo.data import Contract, contract_of
 from ..terminal import printer
 from .tables import SiloTable, read_table
 from .up import Folder
-from .workspace import FIRST, SPARE, Workspace, alone, check_names, digit_shards
+from .workspace import FIRST, METHODS, SPARE, Workspace, alone, check_names, digit_shards
 
 
 def add_silo(
@@ -99,11 +99,16 @@ def _join(workspace: Workspace, name: str, data: Path | None) -> Workspace:
     # Ctrl-C, too: keys that no roster has, and jobs for a silo that is none
     except BaseException:
         shutil.rmtree(folder)
-        for path in drafted.parent.glob(f"*{end}.toml"):
-            path.unlink()
+        _undraft(drafted.parent, end)
         raise
     joined.write_record()
     return joined
+
+
+def _undraft(jobs: Path, end: str) -> None:
+    """Remove the job files of a silo that did not join; those of the user's own stay."""
+    for kind in METHODS:
+        (jobs / f"{kind}{end}.toml").unlink(missing_ok=True)
 
 
 def _spare(workspace: Workspace) -> Dataset:
