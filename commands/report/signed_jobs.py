@@ -15,12 +15,13 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationInfo, field_val
 
 from ...errors import LocalError
 from ...files.documents import canonical_json, parse_json, read_bytes, validate
+from ...security.identity.keys import ID_PATTERN
 from ...security.ledger.overview import LedgerOverview
 from ..terminal.output import number
 
 NOT_COUNTED = "how many records is not known here"
 # Names of jobs are texts of the ledger, and become names of folders here.
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}").fullmatch
+NAME = re.compile(ID_PATTERN).fullmatch
 
 
 class SignedFile(BaseModel):
