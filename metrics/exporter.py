@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from .. import log
 from ..errors import LocalError, reason
 from ..files.documents import Strict, read_bytes
-from .listener import Door, listening
+from .listener import ClientTls, listening
 
 
 def _listens(listen: str) -> str:
@@ -82,8 +82,8 @@ class TlsFiles(NamedTuple):
     key: Path
 
 
-def door(clients: Sequence[Path], own: TlsFiles) -> Door | None:
-    """What lets in those who have the key of one of these certificates; None where there are none.
+def client_tls(clients: Sequence[Path], own: TlsFiles) -> ClientTls | None:
+    """TLS for those who have the key of one of these certificates; None where there are none.
 
     LocalError names a file that is not one certificate.
     """
@@ -107,7 +107,7 @@ def door(clients: Sequence[Path], own: TlsFiles) -> Door | None:
                 " tls.crt that belongs to the key of whoever reads the metrics (staddle keys new"
                 " makes both)"
             ) from error
-    return Door(context, frozenset(pinned))
+    return ClientTls(context, frozenset(pinned))
 
 
 @dataclass(frozen=True)
@@ -328,13 +328,13 @@ def served(
     registry.register(_Now(role, gauges))
     counts = _Counts(role, rules, registry)
     host, _, port = config.listen.rpartition(":")
-    entrance = door(config.clients, own)
+    tls = client_tls(config.clients, own)
 
     # Counting begins only once the address is bound: a daemon that cannot answer does not start.
     with ExitStack() as stack:
         app = prometheus.make_wsgi_app(registry)
         try:
-            bound = stack.enter_context(listening(host.strip("[]"), int(port), app, entrance))
+            bound = stack.enter_context(listening(host.strip("[]"), int(port), app, tls))
         except OSError as error:
             why = f"cannot listen there: {reason(error)}"
             raise LocalError(

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Door:
-    """Who is let in: whoever holds the key of one of these certificates (DER)."""
+class ClientTls:
+    """TLS for whoever holds the key of one of these certificates (DER), and for nobody else."""
 
     context: ssl.SSLContext
     certificates: frozenset[bytes]
@@ -45,11 +45,11 @@ class _Secured:
     Not asyncio's: it would shake hands before the connection is ours to count and to close.
     """
 
-    def __init__(self, door: Door, read: Read, write: Write) -> None:
+    def __init__(self, tls: ClientTls, read: Read, write: Write) -> None:
         self._read = read
         self._write = write
         self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = door.context.wrap_bio(self._received, self._sent, server_side=True)
+        self._tls = tls.context.wrap_bio(self._received, self._sent, server_side=True)
 
     async def certificate(self) -> bytes | None:
         """Shake hands; what the other side shows.
@@ -90,8 +90,8 @@ def _some(received: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int, app: App, door: Door | None = None) -> Iterator[int]:
-    """Answer by a WSGI application while the block runs; with a door, over TLS.
+def listening(host: str, port: int, app: App, tls: ClientTls | None = None) -> Iterator[int]:
+    """Answer by a WSGI application while the block runs; with ``tls``, over TLS.
 
     The application must need only the request's line and headers. Yields the port; raises OSError
     where the address cannot be bound.
@@ -102,7 +102,7 @@ def listening(host: str, port: int, app: App, door: Door | None = None) -> Itera
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
-        listener = _Listener(app, door)
+        listener = _Listener(app, tls)
         # daemon: it must not keep the process from ending.
         thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
         thread.start()
@@ -117,9 +117,9 @@ def listening(host: str, port: int, app: App, door: Door | None = None) -> Itera
 class _Listener:
     """An event loop of its own, which never waits for one connection alone."""
 
-    def __init__(self, app: App, door: Door | None) -> None:
+    def __init__(self, app: App, tls: ClientTls | None) -> None:
         self._app = app
-        self._door = door
+        self._client_tls = tls
         # Not the daemon's own loop: a slow scraper must not delay silos.
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -174,12 +174,12 @@ class _Listener:
     async def _answer_one(self, read: Read, write: Write) -> None:
         if self._stop.is_set():
             return
-        if self._door is None:
+        if self._client_tls is None:
             write(await self._answered(read))
             return
-        secured = _Secured(self._door, read, write)
+        secured = _Secured(self._client_tls, read, write)
         # One that an accepted certificate vouches for is not accepted itself.
-        opens = await secured.certificate() in self._door.certificates
+        opens = await secured.certificate() in self._client_tls.certificates
         refused = _response(HTTPStatus.FORBIDDEN)
         secured.write(await self._answered(secured.read) if opens else refused)
 

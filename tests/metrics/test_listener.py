@@ -19,7 +19,7 @@ from faults.listener import GET, SECONDS, app, connected, received, scraped
 
 from staddle.errors import LocalError
 from staddle.metrics import listener
-from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, door, log, served
+from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, client_tls, log, served
 from staddle.security.identity.certificate import BACKDATED, LIFETIME, utc_now
 from staddle.security.identity.keys import Role, create_keys
 
@@ -125,7 +125,7 @@ def keys(tmp_path_factory):
 def crossed(keys, pinned, **more):
     """Where the metrics are served to whoever has the key of a certificate."""
     own = TlsFiles(keys / "daemon" / "tls.crt", keys / "daemon" / "tls.key")
-    return listener.listening("127.0.0.1", 0, app, door((pinned,), own), **more)
+    return listener.listening("127.0.0.1", 0, app, client_tls((pinned,), own), **more)
 
 
 def asking(keys, name=None, most=None):
