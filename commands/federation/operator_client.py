@@ -5,6 +5,7 @@ Templates/operator.toml is an example of it.
 ``staddle operator``: the file by which an operator reaches the coordinator.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ from ...security.identity.roster import Pins
 
 # Deadline of a call that is answered at once; a watch has none, since a job may run for days.
 CALL_SECONDS = 30.0
+# A watch asks again for so long where the coordinator stops: it may continue under another roster.
+AWAY_SECONDS, ASK_SECONDS = 30.0, 1.0
 ROLE_NAMES = {Role.OPERATOR: "an operator", Role.FOUNDER: "a founder"}
 CODES = {name.removeprefix("ERROR_CODE_") for name in federation_pb2.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
 
@@ -119,15 +122,28 @@ class Operator:
         return cast("pb.JobStatus", self._call(self._stub.Withdraw, pb.JobRequest(job=job)))
 
     def watch(self, job: str) -> Iterator[pb.JobReport]:
-        """A job's reports until it has ended.
+        """A job's reports until it has ended, each with the rounds that closed since the last.
 
-        The last one reports the job's end. PeerError if the connection is lost, RefusedError
-        STOPPING if the coordinator stops first.
+        The last one reports the job's end. PeerError if the connection is lost, or the coordinator
+        has stopped for AWAY_SECONDS.
         """
-        try:
-            yield from self._stub.Watch(pb.JobRequest(job=job))
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+        told, until = 0, 0.0
+        while True:
+            try:
+                for report in self._stub.Watch(pb.JobRequest(job=job)):
+                    # A coordinator that is asked again begins with all rounds.
+                    del report.rounds[: sum(each.round < told for each in report.rounds)]
+                    told, until = max([told, *(each.round + 1 for each in report.rounds)]), 0.0
+                    yield report
+            except grpc.RpcError as error:
+                failed, now = self._explained(error), time.monotonic()
+                stops = isinstance(failed, RefusedError) and failed.code == "STOPPING"
+                until = until or (now + AWAY_SECONDS) * stops
+                if now >= until:
+                    raise failed from None
+            else:
+                return
+            time.sleep(ASK_SECONDS)
 
     def _call(self, method: Any, request: Any) -> Any:
         try:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
+import grpc
 import pytest
 import safetensors.torch
 import torch
@@ -30,6 +31,8 @@ from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.files import tensor_file
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
+from staddle.proto import operations_pb2 as operations
+from staddle.proto.channel import ERROR_METADATA
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.certificate import utc_now
 from staddle.security.identity.domains import JOB
@@ -315,7 +318,8 @@ def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
     assert world.call("list") == "no jobs\n"
 
 
-def test_a_watcher_is_told_when_the_coordinator_stops(world):
+def test_a_watcher_is_told_when_the_coordinator_stops(world, monkeypatch):
+    monkeypatch.setattr(operator_client, "AWAY_SECONDS", 0.0)
     world.call("submit", world.signed()[1])
     with operator_client.connected(world.operator) as operator:
         reports = operator.watch("one")
@@ -324,6 +328,68 @@ def test_a_watcher_is_told_when_the_coordinator_stops(world):
         world.here.run(told_to_look(world.here.daemon))
         with refusing("STOPPING", "this coordinator is stopping; try again later"):
             next(reports)
+
+
+class Failed(grpc.RpcError):
+    """A call that ended with a status of gRPC's, or with a code of ours."""
+
+    def __init__(self, code=None):
+        self._code = code
+
+    def trailing_metadata(self):
+        return ((ERROR_METADATA, self._code),) if self._code else ()
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "gone"
+
+
+@pytest.fixture
+def watching(monkeypatch):
+    """What a watch tells of these calls, each of which is a list of reports and its end."""
+    clock = SimpleNamespace(now=1.0)
+    pass_ = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    fake = SimpleNamespace(monotonic=lambda: clock.now, sleep=pass_)
+    monkeypatch.setattr(operator_client, "time", fake)
+
+    def watch(*calls):
+        left = list(calls)
+
+        def answered(_):
+            reports, end = left.pop(0)
+            for rounds in reports:
+                closed = [operations.ClosedRound(round=number) for number in rounds]
+                yield operations.JobReport(rounds=closed)
+            if end is not None:
+                raise end
+
+        operator = operator_client.Operator.__new__(operator_client.Operator)
+        operator._stub = SimpleNamespace(Watch=answered)
+        operator._peer, operator._address = "coordinator", "host:1"
+        for report in operator.watch("one"):
+            yield [each.round for each in report.rounds]
+
+    return watch
+
+
+def test_a_watch_continues_under_another_roster_and_tells_each_round_once(watching):
+    stopping, away = Failed("STOPPING"), Failed()
+    found = watching(([[0], [1]], stopping), ([], away), ([[0, 1, 2], [3]], None))
+    assert list(found) == [[0], [1], [2], [3]]
+    # it may happen again, long after
+    found = watching(([[0]], stopping), ([[0]], stopping), ([[0, 1]], None))
+    assert list(found) == [[0], [], [1]]
+
+
+def test_a_watch_ends_where_the_coordinator_stays_away_or_was_lost_at_once(watching):
+    found = watching(([[0]], Failed("STOPPING")), *[([], Failed())] * 100)
+    assert next(found) == [0]
+    with pytest.raises(PeerError, match="no answer from host:1"):
+        next(found)
+    with pytest.raises(PeerError, match="no answer from host:1"):
+        list(watching(([], Failed())))
 
 
 async def told_to_look(daemon):
