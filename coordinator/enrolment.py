@@ -46,12 +46,12 @@ class Enrolments:
     def take(
         self, ticket: Ticket, entry: RosterEntry, now: float
     ) -> Literal["new", "waiting", "member"]:
-        """Keep an entry, durably; says what it is by now.
+        """Keep an entry durably; returns whether it is new, waits already, or is a member's by now.
 
         The same entry again changes nothing, also after the ticket has expired. ``now`` in seconds
         since 1970. PeerError says what the stranger did wrong. The steps run in order.
         """
-        # (1) The ticket is for this entry, and (2) it was not used for another one.
+        # (1) The ticket is for this entry.
         ticket.check_entry(entry)
         with self._lock:
             return self._take(ticket, entry, now)
@@ -59,6 +59,7 @@ class Enrolments:
     def _take(
         self, ticket: Ticket, entry: RosterEntry, now: float
     ) -> Literal["new", "waiting", "member"]:
+        # (2) It was not used for another one.
         path = self._folder / f"{ticket.name}.json"
         used = path.exists() and self._read(path).entry != entry
         if used:

@@ -9,7 +9,7 @@ from support.jobs import make_job
 from staddle.errors import RefusedError
 from staddle.silo import agent as agents
 from staddle.silo.agent import Agent
-from staddle.silo.session import JobOffered
+from staddle.silo.session import Decide, JobOffered, StopAsked
 
 OFFER = JobOffered("job", "ab" * 32, b"signed")
 
@@ -52,3 +52,17 @@ def test_a_job_that_nobody_approves_is_judged_and_recorded_once(agent, monkeypat
         asyncio.run(agent.made._decide(OFFER))
     recorded = [("record", "job", ("by a person",))] * (code == "NOT_APPROVED")
     assert agent.done == ["admit", *recorded, *[("DECLINE", code)] * 3]
+
+
+async def test_an_agent_stops_though_a_file_never_settles(agent, monkeypatch):
+    monkeypatch.setattr(agents, "LOOK_SECONDS", 0)
+    agent.made._stop = asyncio.Event()
+    agent.made._stop.set()
+
+    async def decide(offer):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent.made, "_decide", decide, raising=False)
+    async with asyncio.timeout(30):
+        found = await agent.made._next(Decide(OFFER), str, lambda: True)
+    assert found == StopAsked()
