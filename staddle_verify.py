@@ -201,8 +201,9 @@ FORMS = {
     "stop": FRAME + "reason:text",
     "recovery": FRAME + "dropped_bytes:positive last_good_seq:place",
     "key.rotate": FRAME + "old:text new:text",
-    "job.accept": FRAME + "job:text job_digest:hash signer:text",
-    "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
+    "person": "by:text signed:hash time:text",
+    "job.accept": FRAME + "job:text job_digest:hash signer:text person?:person?",
+    "job.decline": (FRAME + "job:text job_digest:hash signer:text reasons:words* person?:person?"),
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
     "roster.change": FRAME + "roster:hash text:roster_text",
     "egress.intent": (

@@ -25,6 +25,7 @@ START_SECONDS = 120.0
 SETTINGS: Mapping[str, Any] = {
     "version": 1,
     "seed": 1,
+    "purpose": "Try on one machine how silos train together",
     "rounds": 5,
     "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
 }

@@ -71,6 +71,7 @@ def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> 
         "version": 1,
         "name": "bench",
         "seed": 1,
+        "purpose": "For a benchmark",
         "rounds": count,
         "silos": names,
         "method": {"name": "fedavg"},

@@ -274,6 +274,7 @@ def our_rounds(
                 "version": 1,
                 "name": "bench",
                 "seed": 1,
+                "purpose": "For a benchmark",
                 "rounds": rounds,
                 "silos": list(names),
                 "method": (

@@ -86,6 +86,7 @@ def document(
         "version": 1,
         "name": JOB,
         "seed": 11,
+        "purpose": "For a benchmark",
         "rounds": rounds,
         "silos": list(silos),
         "min_cohort": 3 if blind else 2,

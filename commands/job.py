@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ..algorithms.job.job import Job
+from ..algorithms.job.job import Job, JobFile
 from ..algorithms.leaks.traps import parallel_rows
 from ..algorithms.models.lora import computed
 from ..algorithms.models.pretrained import StartValues, listed
 from ..errors import LocalError
-from ..files.documents import canonical_json, write_atomic
+from ..files.documents import canonical_json, parse_toml, write_atomic
 from ..security.blind.plan import JobPlan
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
@@ -47,15 +47,21 @@ def init(
     no_privacy: Annotated[
         bool, typer.Option("--no-privacy", help="With --blind: without [privacy].")
     ] = False,
+    purpose: Annotated[
+        str, typer.Option(help="What the job is for, in one line; people at the silos read it.")
+    ] = "",
 ) -> None:
     """Write a commented example of a job, for one method, a task and a small model that works."""
     if no_privacy and (private or not blind):
         raise LocalError("--no-privacy goes with --blind alone, whose draft is private without it")
     private = private or (blind and not no_privacy)
-    examples.write(file, job_text(method, task, private=private, blind=blind), 0o644)
+    text = job_text(method, task, private=private, blind=blind, purpose=purpose)
+    parse_toml(text.encode(), JobFile, str(file))
+    examples.write(file, text, 0o644)
+    missing = "" if purpose else ": say in purpose what the job is for"
     printer.show(
-        f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out"
-        " JOB.json"
+        f"{file}: edit it{missing}; then run: staddle job sign {file} --keys DIR --roster"
+        " ROSTER.json --out JOB.json"
     )
     # Also without --private, so that nobody decides against it without knowing the cost.
     cost = drafted_noise(method, task, blind=blind)

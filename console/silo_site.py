@@ -153,23 +153,23 @@ class SiloSite:
         }
 
     def _approve(self, parameters: Parameters) -> str:
-        job, signed, policy = self._seen(parameters)
-        approvals.approve(self._config, job, signed, policy)
-        return f"Approved: the agent accepts job {job} when it connects next."
+        seen = self._seen(parameters)
+        approvals.approve(self._config, seen)
+        return f"Approved: the agent accepts job {seen.job} when it connects next."
 
     def _decline(self, parameters: Parameters) -> str:
-        job, signed, policy = self._seen(parameters)
-        approvals.decline(self._config, job, signed, policy, parameters.get("reason", ""))
-        return f"Declined: this silo stays out of job {job}. The reason does not leave it."
+        seen = self._seen(parameters)
+        approvals.decline(self._config, seen, parameters.get("reason", ""))
+        return f"Declined: this silo stays out of job {seen.job}. The reason does not leave it."
 
-    def _seen(self, parameters: Parameters) -> tuple[str, bytes, str]:
-        """The job, the bytes and the policy that the page showed; LocalError for other bytes."""
+    def _seen(self, parameters: Parameters) -> approvals.ShownJob:
+        """What the page showed; LocalError where other bytes are offered by now."""
         job = parameters["job"]
         signed = approvals.offered(self._config, job)
         digest, policy = parameters.get("signed", ""), parameters.get("policy", "")
         if sha256(signed).hexdigest() != digest or not re.fullmatch("[0-9a-f]{64}", policy):
             raise LocalError(f"another job named {job!r} is offered by now; look at it first")
-        return job, signed, policy
+        return approvals.ShownJob(job, signed, policy)
 
     def _privacy(self, _: Parameters) -> Mapping[str, Any]:
         found = self._facts.found

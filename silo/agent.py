@@ -36,6 +36,7 @@ from ..proto import federation_pb2 as pb
 from ..security.identity import roster as rosters
 from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.roster import Roster
+from ..security.ledger.records import JobAccept, JobDecline, PersonsDecision
 from ..security.policy.policy import SiloPolicy
 from .admission import approvals
 from .admission.budget import DatasetBudget
@@ -334,17 +335,30 @@ class Agent:
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
+        policy, peer = self._policy.digest, self._roster.coordinator.id
         try:
-            policy, peer = self._policy.digest, self._roster.coordinator.id
-            approvals.check_approved(self._config, job.name, offer.signed, policy, peer)
+            person = approvals.asked(self._config, job.name, offer.signed, policy, peer)
+        # No decision yet, so there is none to record.
         except RefusedError as error:
-            return await self._unapproved(offer, error)
+            log.event("job.waits", job=offer.job, why=error.why)
+            return await self._answer_again(offer, error.code)
+        if person is not None and person.answer == "declined":
+            why = "a person at this silo declined it"
+            return await self._decline(
+                offer, RefusedError(peer, approvals.NOT_APPROVED, why), person.recorded()
+            )
         if job.name in self._admitted:  # rate limit: it is offered again
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
 
         # ledger and folder come before any answer: after a crash this silo knows what it accepted
-        await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
+        accept = JobAccept(
+            job=job.name,
+            job_digest=job.digest,
+            signer=admitted.signer,
+            person=person.recorded() if person else None,
+        )
+        await self._gate.session.record_decision(accept)
         on = self._policy.on(job.dataset).dataset
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed, on)
         approvals.forget_offer(self._config.directory, job.name)
@@ -382,17 +396,19 @@ class Agent:
         for text in range_advice(job, admitted.train, admitted.test):
             log.problem("records.advice", job=job.name, why=text)
 
-    async def _unapproved(self, offer: JobOffered, error: RefusedError) -> Event:
-        if error.code != approvals.WAITING:
-            return await self._decline(offer, error)
-        # No decision yet, so there is none to record.
-        log.event("job.waits", job=offer.job, why=error.why)
-        return await self._answer_again(offer, error.code)
-
-    async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
+    async def _decline(
+        self, offer: JobOffered, error: RefusedError, person: PersonsDecision | None = None
+    ) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         # Recorded before it is sent, like an acceptance.
-        await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
+        decline = JobDecline(
+            job=offer.job,
+            job_digest=offer.digest,
+            signer="",
+            reasons=(error.why,),
+            person=person,
+        )
+        await self._gate.session.record_decision(decline)
         # What the coordinator refused, such as our part in a key, may be taken the next time. Any
         # other answer stays: a coordinator must not be able to fill our ledger with it.
         stays = error.code in (*ADMISSION, approvals.NOT_APPROVED)

@@ -124,8 +124,10 @@ class MethodTable(Strict):
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
-# One line: it is printed for people at silos who decide by it.
-Purpose = Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
+# One line, without what moves a cursor or turns the direction of a text around: it is shown to
+# people at silos who decide by it.
+SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+Purpose = Annotated[str, Field(min_length=10, max_length=500, pattern=rf"^\S{SHOWN}*\S$")]
 Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
@@ -137,6 +139,11 @@ class JobSettings(Strict):
 
     version: Annotated[Literal[1], BeforeValidator(no_bool)]
     name: Name
+    purpose: Purpose | None = None
+    """What the job is for, in a sentence that silos' people read before they approve it.
+
+    Simulations need none: ``check_purpose``.
+    """
     rounds: Rounds
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
@@ -171,8 +178,6 @@ class JobFile(JobSettings):
     privacy: PrivacyTable | None = None
     dataset: Name | None = None
     """Which of a silo's data sets the job is on; None: that of each silo's [data]."""
-    purpose: Purpose | None = None
-    """What the job is for, in a sentence that silos' people read before they approve it."""
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
@@ -432,7 +437,9 @@ class Job:
         # Here alone: a signed document has all keys, whether a person wrote them or not.
         if fault := _idle_fault(file):
             raise LocalError(f"{path}: {fault}")
-        return cls.from_file(file, str(path), path.parent)
+        job = cls.from_file(file, str(path), path.parent)
+        job.check_purpose(str(path))
+        return job
 
     @classmethod
     def from_file(cls, file: JobFile, origin: str, folder: Path | None = None) -> "Job":
@@ -523,6 +530,19 @@ class Job:
                 " for false; have the job signed again"
             )
         return job
+
+    def check_purpose(self, origin: str) -> None:
+        """LocalError where the job does not say what it is for.
+
+        Whoever signs, queues or joins a job asks this. A simulation has nobody to ask for approval,
+        and documents of earlier jobs are still read.
+        """
+        if not self.purpose:
+            raise LocalError(
+                f"{origin}: purpose is missing, and people at the silos decide by it; say in one"
+                " line what the job is for, such as: purpose ="
+                ' "Predict the length of stay, for the planning of wards"'
+            )
 
     def document(self) -> dict[str, Any]:
         """The document that is signed, hashed and sent: canonical JSON can hold it.

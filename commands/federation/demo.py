@@ -230,6 +230,7 @@ class Demo:
             "seed": SEED,
             "rounds": self._rounds,
             "silos": list(self._federation.silos),
+            "purpose": "Show on one machine how silos train together, on images of digits",
             "participation": self._settings.get("participation", 1.0),
             "method": {
                 "name": method,

@@ -15,6 +15,8 @@ from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import (
     Deny,
     Intent,
+    JobAccept,
+    JobDecline,
     PolicyChange,
     PrivacyHead,
     ProtocolMessage,
@@ -36,7 +38,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 OfSum: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened
 SUMS: tuple[type[OfSum], ...] = (ProtocolMessage, SumEnd, SumSigned, SumOpened)
 OfJob: TypeAlias = OfSum | Deny
-Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
+Decided: TypeAlias = JobAccept | JobDecline
+Other: TypeAlias = OfJob | PrivacyHead | Decided  # records that are shown next to the messages
 
 NOISE = {"local": "", "shared": ", under a share of the noise"}
 COLUMNS = (
@@ -142,6 +145,11 @@ class Wanted:
         """True if no option was given."""
         return {self.job, self.round, self.part, self.recipient} == {None}
 
+    def is_persons(self, record: Decided) -> bool:
+        """True if it is of a selected job, and one of the silo's people was asked."""
+        of_no_job = {self.round, self.part, self.recipient} == {None}
+        return record.person is not None and of_no_job and self.job in (None, record.job)
+
     def has_message(self, message: LedgerMessage) -> bool:
         """True if the message is selected."""
         intent = message.intent
@@ -175,6 +183,10 @@ def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
             found.append((line, denial))
     if wanted.everything:
         found += messages.of_type(folder, PrivacyHead)  # of a data set: they belong to no job
+    decided: tuple[type[Decided], ...] = (JobAccept, JobDecline)
+    for line, decision in messages.of_type(folder, *decided):
+        if wanted.is_persons(decision):
+            found.append((line, decision))
     return found
 
 
@@ -365,6 +377,8 @@ def _row_of_other(line: VerifiedLine, record: Other) -> list[str]:
     # A budget belongs to a data set, so job, round and recipient stay empty.
     if isinstance(record, PrivacyHead):
         return [*stamp, *[""] * 7, spent(record)]
+    if isinstance(record, JobAccept | JobDecline):
+        return [*stamp, record.job, *[""] * 6, persons(record)]
 
     part, size, recipient = PROTOCOL, "", ""
     if isinstance(record, Deny):
@@ -373,6 +387,14 @@ def _row_of_other(line: VerifiedLine, record: Other) -> list[str]:
         size, recipient = f"{record.message.bytes:,}", record.recipient.id
     of_job = [record.job, str(record.round), part, "", size, recipient, ""]
     return [*stamp, *of_job, _event(record)]
+
+
+def persons(record: Decided) -> str:
+    """Who approved or declined a job, and when; empty where nobody was asked."""
+    if record.person is None:
+        return ""
+    said = "approved" if isinstance(record, JobAccept) else "declined"
+    return f"{said} by {record.person.by or 'a person'} at {record.person.time}"
 
 
 def _event(record: OfJob) -> str:

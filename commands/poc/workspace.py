@@ -174,6 +174,7 @@ class Workspace:
                 "seed": SEED,
                 "rounds": ROUNDS,
                 "silos": list(self.federation.silos),
+                "purpose": "Try on one machine what these silos gain when they train together",
                 "method": {"name": method},
                 "training": dict(TRAINING),
                 **described,

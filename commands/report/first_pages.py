@@ -27,6 +27,7 @@ from ...security.policy.release import (
     SILOS_READER,
     SUM_READER,
 )
+from ..ledger.show import persons
 from ..terminal.output import number, size
 from ..terminal.printer import printable
 from .signed_jobs import JobDocument, SignedJob
@@ -162,7 +163,7 @@ def _job(view: LedgerOverview, job: str, sources: Sources, persons: Mapping[str,
     # What did not leave needs no reader and no protection.
     left = list(filter(attrgetter("most"), view.messages))
     datasets = dict.fromkeys(message.intent.dataset for message in left)
-    answers = map(_ANSWERS.__getitem__, map(type, map(attrgetter("record"), view.decisions)))
+    answers = map(_answer, map(attrgetter("record"), view.decisions))
     return LayJob(
         job=shortened(job),
         outcome=", later ".join(dict.fromkeys(answers)) or "no decision of this silo is recorded",
@@ -179,6 +180,11 @@ _ANSWERS: dict[type, str] = {
     JobAccept: "this silo accepted it",
     JobDecline: "this silo declined it",
 }
+
+
+def _answer(record: JobAccept | JobDecline) -> str:
+    person = persons(record)
+    return _ANSWERS[type(record)] + f" ({shortened(person)})" * bool(person)
 
 
 def _records(named: Sequence[str], signed: SignedJob, persons: Mapping[str, int]) -> str:

@@ -22,6 +22,7 @@ from ...security.policy.policy import SiloPolicy
 from ...silo import config as configs
 from ...silo import status
 from ...silo.admission import approvals, checks
+from ...silo.admission.approvals import ShownJob
 from ...silo.check import spent_of
 from ...silo.config import SiloConfig
 from ..policy.review import review
@@ -31,6 +32,12 @@ from ..terminal.printer import PrintedTable
 ConfigFile = Annotated[Path, typer.Option(help="The silo's TOML file.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 Sure = Annotated[bool, typer.Option("--yes", help="Do not ask; for scripts.")]
+DecidedBy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Who decides, for the ledger; left out, the user of this machine."
+    ),
+]
 COLUMNS = ("job", "state", "since", "why")
 
 
@@ -50,17 +57,18 @@ def jobs(
     printer.show(table if rows else "no jobs")
 
 
-def approve(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
+def approve(job: JobName, config: ConfigFile, by: DecidedBy = "", yes: Sure = False) -> None:
     """Show what will leave this silo in a job and who reads it, then let it take part.
 
     The approval is for this signed file under the policy of now: another file of the same name
     needs another, and so does this one if the policy changes before the silo has accepted it.
+    The silo's ledger records who decided and when.
     """
     loaded = configs.load(config)
-    signed, policy = _shown(loaded, job)
+    shown = _shown(loaded, job)
     if not yes:
         printer.confirm(f"let this silo take part in job {job!r}?")
-    approvals.approve(loaded, job, signed, policy.digest)
+    approvals.approve(loaded, shown, by)
     printer.show(f"approved; the agent accepts job {job!r} when it connects next, within seconds")
 
 
@@ -68,6 +76,7 @@ def decline(
     job: JobName,
     config: ConfigFile,
     reason: Annotated[str, typer.Option(help="For this silo's people; it never leaves.")] = "",
+    by: DecidedBy = "",
     yes: Sure = False,
 ) -> None:
     """Show a job that waits, like approve, and keep this silo out of it.
@@ -75,18 +84,18 @@ def decline(
     The coordinator learns the code NOT_APPROVED, and not the reason.
     """
     loaded = configs.load(config)
-    signed, policy = _shown(loaded, job)
+    shown = _shown(loaded, job)
     if not yes:
         printer.confirm(f"keep this silo out of job {job!r}?")
-    approvals.decline(loaded, job, signed, policy.digest, reason)
+    approvals.decline(loaded, shown, reason, by)
     printer.show(f"declined; job {job!r} may still be approved while it is offered")
 
 
-def _shown(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy]:
-    """Show a job that waits; the bytes that were shown, and the policy under which."""
+def _shown(config: SiloConfig, name: str) -> ShownJob:
+    """Show a job that waits; what was shown, and the policy under which."""
     signed, policy, lines = reviewed(config, name)
     printer.show(*lines)
-    return signed, policy
+    return ShownJob(name, signed, policy.digest)
 
 
 def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str]]:

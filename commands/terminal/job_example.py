@@ -109,6 +109,8 @@ SLOWER = {"fedper": "0.5", "fedrep": "0.5", "lg-fedavg": "0.5", "fedrod": "0.5",
 SLOWER |= {"pfedsim": "0.1", "fedavg-ft": "0.1", "fedbabu": "0.1"}
 
 WIDTH = 118
+# in a comment: a purpose that is not the job's own would mislead those who decide by it
+PURPOSE = "Predict the length of stay from vital signs, for the planning of wards"
 # examples for numbers that are left out by default; the first that the model takes
 WITHOUT_DEFAULT = (1.0, 1, 0.25)
 
@@ -119,10 +121,12 @@ def job_text(
     *,
     private: bool = False,
     blind: bool = False,
+    purpose: str = "",
 ) -> str:
     """A job file for one method and task, its options and a model that works with both.
 
     If it is ``private`` and ``blind``, its silos share their noise where the method lets them.
+    Without a ``purpose`` it cannot be signed yet.
 
     Returns TOML. LocalError names the known methods for an unknown one, and says where the method's
     example is of a classification.
@@ -167,6 +171,7 @@ def job_text(
         task=_task_table(task),
         norm=norm,
         participation=participation,
+        purpose=f"purpose = {inline(purpose)}" if purpose else f"# purpose = {inline(PURPOSE)}",
         privacy=f"{comment}[privacy]",
         on=comment,
         statistics=statistics,

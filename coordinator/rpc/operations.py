@@ -35,11 +35,13 @@ MOST_JOBS = 1000  # kept in one coordinator, ended ones included
 def job_of(signed: bytes, roster: Roster, allowed: Allowed, origin: str, directory: Path) -> Job:
     """The job of a signed file: an operator of the roster signed it, and its silos stand there.
 
-    Its file of weights lies in ``directory``, the coordinator's, or will. ``allowed`` are the
-    installed packages whose code may run. LocalError or PeerError say what is wrong.
+    It says what it is for. Its file of weights lies in ``directory``, the coordinator's, or will.
+    ``allowed`` are the installed packages whose code may run. LocalError or PeerError say what is
+    wrong.
     """
     document = verify_document(parse_json(signed, origin), roster, Role.OPERATOR, JOB)
     job = Job.from_document(document, origin, allowed)
+    job.check_purpose(origin)
     for silo in job.silos:
         if silo not in roster or roster[silo].role is not Role.SILO:
             raise LocalError(

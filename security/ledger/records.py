@@ -260,23 +260,40 @@ class KeyRotate(Strict):
     new: Text
 
 
+class PersonsDecision(Strict):
+    """What one of the silo's own people said, before the silo itself accepted or declined.
+
+    ``by`` is a name by that person's own word, ``signed`` SHA-256 of the signed file that was
+    shown. The reason of a refusal is not here: ledgers are shown to others.
+
+    ``{"by":"anna","signed":"ab12…","time":"2026-11-29T08:15:00+00:00"}``
+    """
+
+    by: Text
+    signed: Hex32
+    time: Text
+
+
 class JobAccept(Strict):
-    """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``.
+    """``{"job":"lung-3","job_digest":"ab12…","person":null,"signer":"operator-1","type":"job.accept"}``.
 
     The silo checked the signed document of this digest, and its policy allows the job. The policy
-    still decides on each message.
+    still decides on each message. ``person`` is null where nobody was asked.
     """
 
     type: Literal["job.accept"] = "job.accept"
     job: Text
     job_digest: Hex32
     signer: Text
+    person: PersonsDecision | None = None  # older records have none
 
 
 class JobDecline(Strict):
-    """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``.
+    """``{"job":"lung-3","job_digest":"ab12…","person":null,"reasons":["…"],"signer":"operator-1",
+    "type":"job.decline"}``.
 
-    ``reasons`` are all that the checks found, not only the first.
+    ``reasons`` are all that the checks found, not only the first. ``person`` is null where the
+    silo declined by itself.
     """
 
     type: Literal["job.decline"] = "job.decline"
@@ -284,6 +301,7 @@ class JobDecline(Strict):
     job_digest: Hex32
     signer: Text
     reasons: tuple[str, ...]
+    person: PersonsDecision | None = None  # older records have none
 
 
 class RosterChange(Strict):

@@ -8,12 +8,15 @@
 
 A decision is for the very bytes that an operator signed, under one policy: another document of the
 same name needs another, and so does the same one once the policy has changed, unless the silo has
-accepted it before. The text of a person's reason stays in this folder: only a code leaves.
+accepted it before. The silo's ledger records who decided and when. The text of a person's reason
+stays in this folder: only a code leaves, and excerpts of a ledger are shown to others.
 
 The agent writes the offers and reads the decisions; ``approve`` and ``decline`` are run by the
 silo's user on its machine, and replace the file of decisions as a whole. The agent watches it.
 """
 
+import os
+import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +28,10 @@ from pydantic import Field
 
 from ...errors import LocalError, RefusedError
 from ...files import checked_file
-from ...files.documents import Strict, read_bytes, remove, write_atomic
+from ...files.documents import Strict, read_bytes, remove, validate, write_atomic
 from ...security.identity.certificate import utc_now
 from ...security.identity.keys import ID_PATTERN
+from ...security.ledger.records import PersonsDecision
 from ...security.log.lock import locked
 from ...security.policy import policy as policies
 from ..config import SiloConfig
@@ -35,19 +39,29 @@ from ..config import SiloConfig
 FOLDER, DECISIONS = "approvals", "decisions.json"
 MOST_OFFERS = 100  # that are kept; an operator could have any number signed
 MOST_REASON = 500  # characters
+# One line of a person's name or office, which commands, pages and the ledger show.
+Name = Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*$")]
 WAITING, NOT_APPROVED = "WAITING", "NOT_APPROVED"  # of ``ErrorCode``
 Answer: TypeAlias = Literal["approved", "declined"]
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class JobDecision(Strict):
-    """What a person decided: about which signed file, under which policy (SHA-256), and when."""
+    """What a person decided: about which signed file, under which policy (SHA-256), when, and who.
+
+    ``by`` is that person's own word: whoever may write the file could write any name.
+    """
 
     answer: Answer
     signed: Digest
     policy: Digest
     time: str
     reason: Annotated[str, Field(max_length=MOST_REASON)] = ""
+    by: Name = ""  # older files do not say
+
+    def recorded(self) -> PersonsDecision:
+        """The same for the ledger, without the reason."""
+        return PersonsDecision(by=self.by, signed=self.signed, time=self.time)
 
 
 class JobDecisions(Strict):
@@ -89,15 +103,16 @@ def decisions(directory: Path) -> Mapping[str, JobDecision]:
 # The agent.
 
 
-def check_approved(
+def asked(
     config: SiloConfig, job: str, signed: bytes, policy: str, coordinator: str
-) -> None:
-    """RefusedError WAITING or NOT_APPROVED unless a person approved this very job.
+) -> JobDecision | None:
+    """What a person decided about this very job; None where the policy alone decides.
 
-    A job that waits is kept for ``waiting``. ``policy`` is the digest of the policy in force.
+    RefusedError WAITING while nobody has; the job is kept for ``waiting``. ``policy`` is the digest
+    of the policy in force.
     """
     if config.admission.approve == "policy":
-        return
+        return None
     _keep_offer(config.directory, job, signed)
     why = f"waits for a person: staddle silo approve {job}, or decline {job}"
     try:
@@ -107,8 +122,7 @@ def check_approved(
         raise RefusedError(coordinator, WAITING, f"{why}; {error}") from error
     if found is None or not _holds(found, signed, policy):
         raise RefusedError(coordinator, WAITING, why)
-    if found.answer == "declined":
-        raise RefusedError(coordinator, NOT_APPROVED, "a person at this silo declined it")
+    return found
 
 
 def forget_offer(directory: Path, job: str) -> None:
@@ -174,32 +188,52 @@ def offered(config: SiloConfig, job: str) -> bytes:
     return read_bytes(path)
 
 
-def approve(config: SiloConfig, job: str, signed: bytes, policy: str) -> JobDecision:
+@dataclass(frozen=True)
+class ShownJob:
+    """What a person has seen: a job's signed bytes, and the digest of the policy of then."""
+
+    job: str
+    signed: bytes
+    policy: str
+
+
+def approve(config: SiloConfig, shown: ShownJob, by: str = "") -> JobDecision:
     """Let the silo take part in a job, as it was shown.
 
-    ``signed`` are the bytes that a person has seen, ``policy`` is the digest of the policy under
-    which. LocalError where no such job waits, or another one of its name does by now.
+    ``by`` says who decides; the operating system's name for the user if left out. LocalError where
+    no such job waits, or another one of its name does by now.
     """
-    return _decide(config, job, signed, policy, "approved", "")
+    return _decide(config, shown, "approved", "", by)
 
 
-def decline(
-    config: SiloConfig, job: str, signed: bytes, policy: str, reason: str = ""
-) -> JobDecision:
+def decline(config: SiloConfig, shown: ShownJob, reason: str = "", by: str = "") -> JobDecision:
     """Keep the silo out of a job, like ``approve``; the reason is for the silo's own people."""
-    return _decide(config, job, signed, policy, "declined", reason)
+    return _decide(config, shown, "declined", reason, by)
+
+
+def _user() -> str:
+    # Not of the environment, which anything may have set.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # of a container, whose users may have no names
+        return f"user {os.getuid()}"
 
 
 def _decide(
-    config: SiloConfig, job: str, signed: bytes, policy: str, answer: Answer, reason: str
+    config: SiloConfig, shown: ShownJob, answer: Answer, reason: str, by: str
 ) -> JobDecision:
+    job, signed = shown.job, shown.signed
     if offered(config, job) != signed:
         raise LocalError(f"another job named {job!r} is offered by now; look at it first")
-    if len(reason) > MOST_REASON:
-        raise LocalError(f"a reason of {len(reason)} characters; at most {MOST_REASON}")
-    time = utc_now().isoformat(timespec="seconds")
-    digest = sha256(signed).hexdigest()
-    decision = JobDecision(answer=answer, signed=digest, policy=policy, time=time, reason=reason)
+    written = {
+        "answer": answer,
+        "signed": sha256(signed).hexdigest(),
+        "policy": shown.policy,
+        "time": utc_now().isoformat(timespec="seconds"),
+        "reason": reason,
+        "by": by or _user(),
+    }
+    decision = validate(written, JobDecision, f"the decision about job {job!r}")
     folder = config.directory / FOLDER
     # Two people may decide at once, about two jobs.
     with locked(folder):

@@ -89,13 +89,14 @@ def read_job(
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
 
-    # (2) Our code gives the same schema: same method, model and versions; and what it spends is
-    # what it says.
+    # (2) Our code gives the same schema: same method, model and versions; what it spends is what it
+    # says; and it says what it is for.
     try:
         if names := unlisted(document, allowed):
             raise RefusedError(coordinator, "POLICY", not_listed(names))
         job = Job.from_document(document, origin, allowed)
         check_signed(job)
+        job.check_purpose(origin)
         return job, signed_document["signer"]
     except LocalError as error:
         raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error

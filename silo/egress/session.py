@@ -252,19 +252,14 @@ class CoordinatorSession:
         self.count(request)
         await self.client.answer(request)
 
-    async def record_decision(
-        self, job: str, digest: str, signer: str, reasons: tuple[str, ...] | None
-    ) -> None:
-        """Record that we take part (None) or do not, before the answer leaves.
+    async def record_decision(self, decision: JobAccept | JobDecline) -> None:
+        """Record that we take part or do not, before the answer leaves.
 
         Durable when it returns; long reasons are cut.
         """
-        decision: JobAccept | JobDecline
-        if reasons is None:
-            decision = JobAccept(job=job, job_digest=digest, signer=signer)
-        else:
-            short = tuple(reason[:MAX_REASON] for reason in reasons)
-            decision = JobDecline(job=job, job_digest=digest, signer=signer, reasons=short)
+        if isinstance(decision, JobDecline):
+            short = tuple(reason[:MAX_REASON] for reason in decision.reasons)
+            decision = decision.model_copy(update={"reasons": short})
         await asyncio.to_thread(self._ledger.append, decision)
 
     # Uploads and deliveries.

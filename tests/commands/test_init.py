@@ -28,6 +28,7 @@ from staddle.security.policy.file import PolicyFile
 from staddle.silo.config import SiloConfig
 
 SETTING = re.compile(r"^# (\[\[?[a-z.]+\]\]?|[a-z0-9_]+ = .*)$", re.MULTILINE)
+PURPOSE = 'For a "test", \\ and no more'
 FILES = [
     ("silo", (), SiloConfig, 0o600),
     ("coordinator", (), CoordinatorConfig, 0o600),
@@ -48,6 +49,7 @@ def uncommented(text):
 def init(tmp_path):
     def call(noun, *arguments):
         path = tmp_path / f"{noun}.toml"
+        arguments += ("--purpose", PURPOSE) * (noun == "job")
         result = CliRunner().invoke(app, [noun, "init", str(path), *arguments])
         if result.exception:
             raise result.exception
@@ -186,6 +188,7 @@ def test_an_example_marks_the_settings_that_a_table_needs_and_no_others(
     if model is JobFile:
         task = TASKS[tomllib.loads(uncommented(text))["task"]["kind"]]
         needed |= {("task", n): f.is_required() for n, f in task.model_fields.items()}
+        needed[("purpose",)] = True  # of a job file, and not of a document
     named = {"dataset": ("dataset", "*"), "datasets": ("datasets", "*")}
     marked = {}
     for path, above in settings(text):
@@ -319,6 +322,22 @@ def test_docstrings_are_read_from_the_options(init):
     text = init("job", "--method", "pfedsim").read_text()
     assert f"# {said['rho']}\n# rho = 0.5\n" in text
     assert 'One of "mean", "per_class".\n# similarity = "mean"\n' in text
+
+
+def test_a_job_example_without_a_purpose_asks_for_one(init, tmp_path):
+    assert Job.from_toml(init("job")).purpose == PURPOSE
+    path = tmp_path / "asked.toml"
+    result = CliRunner().invoke(app, ["job", "init", str(path)])
+    assert "edit it: say in purpose what the job is for" in " ".join(result.output.split())
+    with refused(r"asked\.toml: purpose is missing, and people at the silos decide by it"):
+        Job.from_toml(path)
+    with refused(r"other\.toml: purpose = 'short'"):
+        raise (
+            CliRunner()
+            .invoke(app, ["job", "init", str(tmp_path / "other.toml"), "--purpose", "short"])
+            .exception
+        )
+    assert not (tmp_path / "other.toml").exists()
 
 
 def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):

@@ -29,6 +29,7 @@ JOB = """
 version = 1
 name = "first"
 seed = 7
+purpose = "For a test"
 rounds = 4
 silos = ["a", "b", "c", "d"]
 
@@ -175,7 +176,8 @@ def test_people_are_shown_who_signed_and_what_leaves(sign, folder):
     said = shown(folder, out)
     for text in (
         "job 'first', method fedper, model cnn-digits, 4 rounds digest ",
-        "signed by operator for 4 silos: a, b, c, d; 2 are drawn per round on data set 'scans'",
+        "signed by operator purpose, as the operator says: For a test for 4 silos: a, b, c, d; ",
+        "; 2 are drawn per round on data set 'scans'",
         "task classification, classes = 2, records of shape [1, 8, 8]",
         "in the clear: the coordinator sees what each silo uploads",
         "no [privacy]: none of what leaves is differentially private",

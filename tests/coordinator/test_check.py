@@ -18,10 +18,12 @@ from staddle.coordinator import config as configs
 from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.check import check, largest_round
 from staddle.coordinator.server import running
-from staddle.files.documents import validate
+from staddle.files.documents import canonical_json, parse_json, validate
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 
 SILOS = ["a", "b"]
@@ -97,6 +99,16 @@ def test_all_that_is_as_it_should_be(federation, config):
     assert "'one', fedavg, 2 silos upload 107.1 KiB per round" in texts["job"]
     assert "none yet" in texts["database"]
     assert not (federation.folder / "coordinator" / "state").exists()
+
+
+def test_a_job_that_does_not_say_what_it_is_for(federation, failed):
+    path = federation.folder / "jobs" / "one.json"
+    document = parse_json(path.read_bytes(), "one")["document"]
+    del document["purpose"]
+    operator, roster = load_keys(federation.folder / "operator"), federation.folder / "roster.json"
+    signed = sign_document(document, rosters.load(roster), operator, JOB)
+    path.write_bytes(canonical_json(signed))
+    assert f"{path}: purpose is missing" in failed()["job"]
 
 
 def test_configuration_keys_and_roster(federation, failed, config):

@@ -54,6 +54,7 @@ def job_document(
         "version": 1,
         "name": name,
         "seed": 11,
+        "purpose": "For a test",
         "rounds": 2,
         "silos": list(silos),
         "round_timeout": 60,

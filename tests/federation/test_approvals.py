@@ -1,6 +1,8 @@
 """A silo whose people have the last word, with real processes and the commands that they run."""
 
 import json
+import os
+import pwd
 import shutil
 from hashlib import sha256
 
@@ -24,9 +26,8 @@ def test_a_job_waits_for_a_person_who_sees_what_leaves_and_approves_this_file_al
 ):
     running = start(*SILOS)
     files = []
-    for seed, purpose in ((1, PURPOSE), (2, None)):
-        given = {"purpose": purpose} if purpose else {}
-        running.job(document("lung", SILOS, seed=seed, rounds=1, **given))
+    for seed in (1, 2):
+        running.job(document("lung", SILOS, seed=seed, rounds=1, purpose=PURPOSE))
         files.append(tmp_path / f"{seed}.json")
         shutil.copy(running.federation.folder / "jobs" / "lung.json", files[-1])
     timing = {"admission_seconds": 600, "beat_seconds": 5, "hold_seconds": 2}
@@ -74,7 +75,7 @@ def test_a_job_waits_for_a_person_who_sees_what_leaves_and_approves_this_file_al
     call("silo", "approve", "lung", *own, "--yes")
     north.wait_for("approvals.reloaded", 60)
     submitted(files[1])
-    assert "gives no purpose" in call("silo", "decline", "lung", *own, "--reason", "Why?", "--yes")
+    call("silo", "decline", "lung", *own, "--reason", "Why?", "--by", "the officer", "--yes")
     declined = coordinator.wait_for("job.declined", 60)
     assert (declined["silo"], declined["code"]) == ("north", "NOT_APPROVED")
     assert state() == {"lung": "declined"}
@@ -90,8 +91,15 @@ def test_a_job_waits_for_a_person_who_sees_what_leaves_and_approves_this_file_al
     running.check_ledgers()
     (accepted,) = running.records("north", "job.accept")
     assert accepted["job_digest"] == running.jobs[1].digest
+    digest = sha256(files[1].read_bytes()).hexdigest()
+    assert accepted["person"]["by"] == pwd.getpwuid(os.getuid()).pw_name
+    assert accepted["person"]["signed"] == digest
     (refused,) = running.records("north", "job.decline")
     assert refused["reasons"] == ["a person at this silo declined it"]
+    assert (refused["person"]["by"], refused["person"]["signed"]) == ("the officer", digest)
+    shown = " ".join(call("ledger", "show", config.parent).split())
+    assert "declined by the officer" in shown, shown
+    assert f"approved by {accepted['person']['by']}" in shown, shown
     kept = json.loads((config.parent / "state" / "approvals" / "decisions.json").read_text())
-    assert kept["jobs"]["lung"]["signed"] == sha256(files[1].read_bytes()).hexdigest()
+    assert kept["jobs"]["lung"]["signed"] == digest
     assert "Why?" not in (config.parent / "north.log").read_text()

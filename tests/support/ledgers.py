@@ -29,6 +29,7 @@ from staddle.security.ledger.records import (
     OutcomeRecord,
     Paid,
     Peer,
+    PersonsDecision,
     PrivacyHead,
     ProtocolMessage,
     Secagg,
@@ -162,12 +163,17 @@ def write_stop(ledger, reason):
     return ledger.append(StopRecord(reason=reason))
 
 
-def write_job_accept(ledger, job, job_digest, signer):
-    return ledger.append(JobAccept(job=job, job_digest=job_digest, signer=signer))
+def by_person(by):
+    return PersonsDecision(by=by, signed=HASH, time="2026-11-20T21:29:00+00:00")
 
 
-def write_job_decline(ledger, job, job_digest, signer, reasons):
-    fields = {"job": job, "job_digest": job_digest, "signer": signer}
+def write_job_accept(ledger, job, job_digest, signer, person=None):
+    fields = {"job": job, "job_digest": job_digest, "signer": signer, "person": person}
+    return ledger.append(JobAccept(**fields))
+
+
+def write_job_decline(ledger, job, job_digest, signer, reasons, person=None):
+    fields = {"job": job, "job_digest": job_digest, "signer": signer, "person": person}
     return ledger.append(JobDecline(**fields, reasons=tuple(reasons)))
 
 
@@ -266,7 +272,7 @@ def full(path, key=KEY):
     """One of each record."""
     with open_ledger(path, key=key) as ledger:
         write_start(ledger, "staddle 0.1.0", HASH, HASH)
-        write_job_accept(ledger, "j1", HASH, "operator-1")
+        write_job_accept(ledger, "j1", HASH, "operator-1", by_person("anna"))
         write_job_decline(ledger, "j2", HASH, "operator-1", ["no rule"])
         control = write_control_open(ledger, "s1", PEER, 100, 1000).seq
         of_round = {"job": "j1", "round_number": 3}

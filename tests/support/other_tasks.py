@@ -75,6 +75,7 @@ def document(kind, **fields):
         "version": 1,
         "name": "other",
         "seed": 7,
+        "purpose": "For a test",
         "rounds": 3,
         "silos": list(SILOS),
         "min_cohort": 3,

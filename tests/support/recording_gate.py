@@ -54,7 +54,14 @@ class Made:
     def job(self, name, method="fedper", silos=SILOS, options=None, **changes) -> Job:
         """A job that the operator has signed."""
         options = options or ({"rho": 0.5} if method == "pfedsim" else {})
-        document = {"version": 1, "name": name, "seed": 3, "rounds": 4, "silos": list(silos)}
+        document = {
+            "version": 1,
+            "name": name,
+            "seed": 3,
+            "purpose": "For a test",
+            "rounds": 4,
+            "silos": list(silos),
+        }
         document |= {"model": {"name": "cnn-digits", "classes": 3}, **changes}
         document |= {"method": {"name": method, "options": options}}
         # A private job draws by its sample rate, and refuses a size of batches.

@@ -7,6 +7,7 @@ from support.ledgers import (
     HASH,
     KEY,
     PEER,
+    by_person,
     end_sum,
     intend,
     open_ledger,
@@ -90,7 +91,7 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         contribute(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
         contribute(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
         write_control_close(ledger, control, 8, 512)
-        write_job_accept(ledger, "lung-3", OTHER, "operator-2")
+        write_job_accept(ledger, "lung-3", OTHER, "operator-2", by_person("anna"))
         contribute(
             ledger,
             "lung-3",

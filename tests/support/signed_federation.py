@@ -13,7 +13,14 @@ from staddle.security.identity.keys import load_keys
 
 def job_document(silos, /, **changes):
     """A job of three rounds of FedAvg."""
-    document = {"version": 1, "name": "job", "seed": 11, "rounds": 3, "silos": list(silos)}
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "purpose": "For a test",
+        "rounds": 3,
+        "silos": list(silos),
+    }
     document |= {"round_timeout": 60, "method": {"name": "fedavg"}}
     document |= {"model": {"name": "cnn-digits", "classes": 10}}
     return {**document, "training": {"epochs": 1, "lr": 0.05}, **changes}

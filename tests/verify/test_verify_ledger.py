@@ -79,12 +79,13 @@ KEY, OTHER, WITNESS = (
 PUBLIC = VerifierKey(ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 STOP = {"type": "stop", "reason": "asked to stop"}
 DECLINE = {"type": "job.decline", "job": "j3", "job_digest": HASH, "signer": "operator-1"}
+PERSON = {"by": "anna", "signed": HASH, "time": "2026-11-20T21:29:00+00:00"}
 SMALL = chained(
     [intent(tensors=TENSORS[1:2], message={"bytes": 16}), outcome(0, status="failed", bytes_sent=4)]
 )
 RECORDS = [
     start(),
-    {"type": "job.accept", "job": "j1", "job_digest": HASH, "signer": "operator-1"},
+    {"type": "job.accept", "job": "j1", "job_digest": HASH, "signer": "operator-1", "person": None},
     opening(),
     {"type": "ingress", "job": "j1", "round": 3, "purpose": "delivery", "rpc": "/x", "sender": PEER}
     | {"message": {"bytes": 5, "sha256": HASH}},
@@ -98,7 +99,7 @@ RECORDS = [
     intent(round=4, offset=170, message={"bytes": 14}, job="j2")
     | {"recipient": {"id": "hospital-b", "spki": HASH}},
     opening(session="s2"),
-    {**DECLINE, "reasons": ["x" * 2000]},
+    {**DECLINE, "reasons": ["x" * 2000], "person": PERSON},
     {"type": "recovery", "dropped_bytes": 7, "last_good_seq": -1},
     {"type": "key.rotate", "old": str(PUBLIC), "new": "x"},
     {"type": "witness", "by": "hospital-b", "size": 3, "root": HASH},
@@ -840,3 +841,12 @@ def test_a_coordinators_ledger_holds_too(tool, tmp_path):
     status, out = tool("ledger", tmp_path / "ledger", "--key", key)
     assert status == 0, out
     assert "the first 8 of 8 records" in out
+
+
+@pytest.mark.parametrize("person", [{}, {**PERSON, "why": "x"}, {**PERSON, "by": 7}, "anna", 0])
+def test_what_no_person_can_have_decided_is_refused_by_both(same, person):
+    decline = {**DECLINE, "reasons": ["no rule"]}
+    before = chained([start(), decline, {**decline, "person": PERSON}])
+    assert same([before], signed(before, KEY))
+    lines = chained([start(), {**decline, "person": person}])
+    assert not same([lines], signed(lines, KEY))

@@ -9,6 +9,7 @@ HEAD = """version = 1
 name = "lung"
 rounds = 2
 seed = 7
+purpose = "For a test"
 min_cohort = 3
 silos = ["a", "b", "c", "d"]
 [method]

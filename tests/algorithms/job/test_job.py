@@ -24,6 +24,7 @@ TEXT = """
 version = 1
 name = "digits"
 seed = 7
+purpose = "For a test"
 rounds = 10
 silos = ["a", "b", "c"]
 participation = 0.5
@@ -163,15 +164,30 @@ def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     assert own == JobFile.model_fields.keys() - {"version", "method"}
 
 
+# ends of lines, control characters, and what turns the direction of a text around
+UNSHOWN = "\n\r\x1b\x7f\x85\x9b\u2028\u2029\u202e\u2066"
+
+
 def test_a_purpose_is_in_the_document_and_one_line(make_job):
     purpose = "Predict the length of stay, for the planning of wards"
     job = make_job(purpose=purpose)
     assert job.document()["purpose"] == purpose
     assert Job.from_document(job.document(), "a job", ()) == job
     assert job.digest != make_job().digest
-    for text in ("too short", "x" * 501, "of two lines,\nso it could look like another"):
+    broken = ("too short", "x" * 501, " " * 20, "with an end ", *map("two{}lines".format, UNSHOWN))
+    for text in broken:
         with pytest.raises(ValueError, match="purpose"):
             make_job(purpose=text)
+    make_job(purpose="Πρόβλεψη διάρκειας νοσηλείας — 入院期間の予測")
+
+
+def test_a_job_file_needs_a_purpose_and_a_simulation_none(make_job, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(TEXT.replace('purpose = "For a test"\n', ""))
+    with refused(rf"{path}: purpose is missing, and people at the silos decide by it; say in one"):
+        Job.from_toml(path)
+    job = make_job()
+    assert Job.from_document(job.document(), "a simulation", (), federated=False) == job
 
 
 def test_the_digest_of_a_job_is_pinned(make_job):

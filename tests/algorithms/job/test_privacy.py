@@ -22,6 +22,7 @@ TEXT = """
 version = 1
 name = "digits"
 seed = 7
+purpose = "For a test"
 rounds = 30
 silos = ["a", "b", "c", "d", "e"]
 participation = 0.6

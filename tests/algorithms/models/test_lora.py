@@ -43,6 +43,7 @@ def read(tmp_path):
             "version": 1,
             "name": "test",
             "seed": 7,
+            "purpose": "For a test",
             "rounds": 2,
             "silos": ["a", "b", "c"],
             "method": {"name": method, "options": fields.pop("options", {})},

@@ -48,7 +48,7 @@ def jobs(federation, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("jobs"), {}
     for name in METHODS:
         path = folder / f"{name}.toml"
-        path.write_text(job_example.job_text(name))
+        path.write_text(job_example.job_text(name, purpose="For a test"))
         found[name] = Job.from_toml(path)
     return found
 

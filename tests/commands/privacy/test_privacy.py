@@ -33,6 +33,7 @@ JOB = """
 version = 1
 name = "first"
 seed = 7
+purpose = "For a test"
 rounds = 20
 silos = ["a", "b", "c", "d"]
 
@@ -424,7 +425,9 @@ def test_the_bound_for_a_group():
 
 def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
     path = tmp_path / "blind.toml"
-    call_job = CliRunner().invoke(app, ["job", "init", str(path), "--blind"])
+    call_job = CliRunner().invoke(
+        app, ["job", "init", str(path), "--blind", "--purpose", "For a test"]
+    )
     assert call_job.exit_code == 0, call_job.output
     text = path.read_text().replace("\nepsilon = 8.0\n", "\nepsilon = 3.0\n")
     found = {}
@@ -459,7 +462,12 @@ def test_a_plan_says_in_three_lines_what_whom_and_how_well(tmp_path):
 
 def test_a_plan_says_that_a_whole_silo_is_protected_by_twice_the_noise(tmp_path):
     path = tmp_path / "whole.toml"
-    assert CliRunner().invoke(app, ["job", "init", str(path), "--blind"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["job", "init", str(path), "--blind", "--purpose", "For a test"])
+        .exit_code
+        == 0
+    )
     text = path.read_text().replace('\n# unit = "record"\n', '\nunit = "silo"\n')
     path.write_text(text.replace("\nsample_rate = 0.1\n", "\nsample_rate = 1.0\n"))
     document = json.loads(call("plan", path, "--json").output)

@@ -453,6 +453,8 @@ def test_policies_rules_denials_jobs_and_taints(path):
     assert jobs[3][0] == f"lung-3method fedavgcode of package lung 0.3{'c1' * 32}"
     assert "signed by operator-1" in jobs[2][1]
     assert "no rule has part 'labels'" in jobs[2][1]
+    assert "approved by anna, 2026-11-20T21:29:00+00:00" in jobs[3][1]
+    assert "approved" not in jobs[1][1]
     assert [row[:3] for row in page.section("8. Privacy")[1:]] == [
         ["lung-1", "exact", "13"],
         ["lung-1", "public", "7"],

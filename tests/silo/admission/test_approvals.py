@@ -1,5 +1,7 @@
 """Decisions of a silo's people: what they are for, and what no decision is."""
 
+import os
+import pwd
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -20,10 +22,14 @@ def config(tmp_path):
 def asked(config, signed=b"one", policy=POLICY, job="lung"):
     """The code with which the agent answers; empty where it accepts."""
     try:
-        approvals.check_approved(config, job, signed, policy, "coordinator")
+        found = approvals.asked(config, job, signed, policy, "coordinator")
     except RefusedError as error:
         return error.code
-    return ""
+    return found.answer if found else ""
+
+
+def shown(signed=b"one", job="lung"):
+    return approvals.ShownJob(job, signed, POLICY)
 
 
 def test_a_silo_that_asks_nobody_keeps_nothing(config, tmp_path):
@@ -35,18 +41,32 @@ def test_a_silo_that_asks_nobody_keeps_nothing(config, tmp_path):
 def test_an_approval_is_for_one_file_under_one_policy(config):
     assert asked(config) == "WAITING"
     assert approvals.offered(config, "lung") == b"one"
-    approvals.approve(config, "lung", b"one", POLICY)
-    assert asked(config) == ""
+    approvals.approve(config, shown())
+    assert asked(config) == "approved"
     assert asked(config, policy=OTHER) == "WAITING"
     assert asked(config, signed=b"two") == "WAITING"
     assert asked(config, job="heart") == "WAITING"
-    assert asked(config) == ""
+    assert asked(config) == "approved"
+
+
+def test_a_decision_says_who_made_it_and_the_ledger_does_not_say_why(config, monkeypatch):
+    assert asked(config) == "WAITING"
+    monkeypatch.setenv("LOGNAME", "somebody else")
+    found = approvals.decline(config, shown(), "not our patients")
+    assert found.by == pwd.getpwuid(os.getuid()).pw_name
+    found = approvals.decline(config, shown(), "not our patients", "the officer")
+    recorded = found.recorded()
+    assert (recorded.by, recorded.time) == ("the officer", found.time)
+    assert recorded.signed == sha256(b"one").hexdigest()
+    assert "patients" not in recorded.model_dump_json()
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert approvals.approve(config, shown()).by == "user 2147483641"
 
 
 def test_a_refusal_holds_under_any_policy_and_for_one_file(config):
     assert asked(config) == "WAITING"
-    approvals.decline(config, "lung", b"one", POLICY, "not our patients")
-    assert asked(config) == asked(config, policy=OTHER) == "NOT_APPROVED"
+    approvals.decline(config, shown(), "not our patients")
+    assert asked(config) == asked(config, policy=OTHER) == "declined"
     assert asked(config, signed=b"two") == "WAITING"
 
 
@@ -55,19 +75,22 @@ def test_what_was_not_shown_is_not_decided(config):
     assert asked(config, signed=b"one") == "WAITING"
     assert asked(config, signed=b"two") == "WAITING"
     with refused("another job named 'lung' is offered by now; look at it first"):
-        approvals.approve(config, "lung", b"one", POLICY)
+        approvals.approve(config, shown())
     with refused("no job 'heart' waits for a person here; those that do: lung"):
-        approvals.approve(config, "heart", b"one", POLICY)
+        approvals.approve(config, shown(job="heart"))
     with refused("'../lung' is no name of a job"):
         approvals.offered(config, "../lung")
-    with refused("a reason of 501 characters; at most 500"):
-        approvals.decline(config, "lung", b"two", POLICY, "x" * 501)
+    with refused(r"the decision about job 'lung': reason.*500"):
+        approvals.decline(config, shown(b"two"), "x" * 501)
+    for name in ("x" * 101, "two\nlines", "\x1b[2J", "turned \u202earound"):
+        with refused(r"the decision about job 'lung': by"):
+            approvals.approve(config, shown(b"two"), name)
     assert asked(config, signed=b"two") == "WAITING"
 
 
 def test_damaged_decisions_approve_nothing(config, tmp_path):
     assert asked(config) == "WAITING"
-    approvals.approve(config, "lung", b"one", POLICY)
+    approvals.approve(config, shown())
     path = tmp_path / "approvals" / "decisions.json"
     path.write_bytes(path.read_bytes().replace(POLICY.encode(), OTHER.encode()))
     assert asked(config) == asked(config, policy=OTHER) == "WAITING"

@@ -207,6 +207,13 @@ def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
     assert "schema" in refused("JOB_INVALID", signed=signed_by(document))
 
 
+def test_2_a_job_that_does_not_say_what_it_is_for_is_refused(refused, made, signed_by):
+    document = made.jobs["simple"].document()
+    del document["purpose"]
+    why = refused("JOB_INVALID", signed=signed_by(document))
+    assert why.startswith("the offered job: purpose is missing, and people at the silos decide")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

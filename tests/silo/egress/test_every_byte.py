@@ -32,13 +32,25 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger.records import ControlClose, ControlOpen, Intent, OutcomeRecord
+from staddle.security.ledger.records import (
+    ControlClose,
+    ControlOpen,
+    Intent,
+    JobAccept,
+    OutcomeRecord,
+)
 from staddle.security.policy import policy as policies
 from staddle.silo.egress import messages as outgoing
 from staddle.silo.egress.session import UnreachableError
 from staddle.silo.parts.declared import Declared
 
 CHUNK = 16  # bytes
+
+
+def accepted(job, digest):
+    return JobAccept(job=job, job_digest=digest, signer="operator")
+
+
 POLICY = """
 version = 1
 [limits]
@@ -105,7 +117,7 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
         world.declares = drawn
         write_start(world.ledger, "test", rosters.digest(made.roster), world.policy.digest)
         asyncio.run(world.gate.session.hello())
-        asyncio.run(world.gate.session.record_decision(drawn.job, drawn.digest, "operator", None))
+        asyncio.run(world.gate.session.record_decision(accepted(drawn.job, drawn.digest)))
         for round_, cuts in ((0, first), (1, second)):
             world.client.task = round_task(drawn, round_)
             asyncio.run(world.gate.session.poll())
@@ -193,7 +205,7 @@ def record(world):
 
     async def before():
         await world.gate.session.hello()
-        await world.gate.session.record_decision(job.name, job.digest, "operator", None)
+        await world.gate.session.record_decision(accepted(job.name, job.digest))
         await world.gate.session.answer(job.name, job.digest, 0, "ACCEPT")
         await world.gate.session.poll()
         await world.gate.session.fetch(JobPlan(job).round(1))

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from support.framed import framed
-from support.ledgers import failing, stored
+from support.ledgers import by_person, failing, stored
 from support.recording_gate import SESSION, SILO, World, kinds
 
 from staddle.algorithms.exchange.parts import delivered_items
@@ -19,6 +19,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
+from staddle.security.ledger.records import JobAccept, JobDecline
 from staddle.silo.egress.session import (
     MAX_CONTROL_BYTES,
     MAX_REASON,
@@ -260,22 +261,28 @@ def test_nothing_is_handed_on_when_the_ingress_cannot_be_recorded(world, monkeyp
 
 
 # Decisions, and the end.
+OTHER_JOB = {"job": "other", "job_digest": "ab" * 32, "signer": ""}
+
+
 def test_decisions_are_recorded(world):
     async def scenario():
-        await world.gate.session.record_decision("simple", world.job.digest, "operator", None)
-        await world.gate.session.record_decision("other", "ab" * 32, "", ("no rule",))
+        about = {"job": "simple", "job_digest": world.job.digest, "signer": "operator"}
+        await world.gate.session.record_decision(JobAccept(**about, person=by_person("anna")))
+        await world.gate.session.record_decision(JobDecline(**OTHER_JOB, reasons=("no rule",)))
 
     asyncio.run(scenario())
     accept, decline = stored(world.path)
     assert (accept["type"], accept["job_digest"]) == ("job.accept", world.job.digest)
-    assert accept["signer"] == "operator"
+    assert (accept["signer"], accept["person"]["by"]) == ("operator", "anna")
+    assert decline["person"] is None
     assert (decline["type"], decline["job"]) == ("job.decline", "other")
     assert decline["reasons"] == ["no rule"]
 
 
 def test_a_reason_of_any_length_is_recorded_short(world):
     reasons = ("long" * 400_000, "x" * MAX_REASON, "brief")
-    asyncio.run(world.gate.session.record_decision("other", "ab" * 32, "", reasons))
+    decline = JobDecline(**OTHER_JOB, reasons=reasons)
+    asyncio.run(world.gate.session.record_decision(decline))
     (decline,) = stored(world.path)
     assert decline["type"] == "job.decline"
     assert decline["reasons"] == [("long" * 400_000)[:MAX_REASON], "x" * MAX_REASON, "brief"]

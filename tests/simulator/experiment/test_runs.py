@@ -44,6 +44,7 @@ PLAIN = """\
 version = 1
 name = "digits"
 seed = 7
+purpose = "For a test"
 rounds = 3
 silos = ["clinic-a", "clinic-b", "clinic-c", "clinic-d"]
 participation = 0.5
