@@ -47,6 +47,7 @@ from .rounds.events import (
     FoldFailed,
     Greeted,
     LogEvent,
+    Overtaken,
     RoundDeadline,
     SiloLost,
     StartRoundTimer,
@@ -350,13 +351,14 @@ class Daemon:
             return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
 
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
-        """The first task of this silo, in job order.
+        """The first task of this silo, in job order; jobs that were overtaken come last.
 
         None if no job has one for it. Tasks follow from the jobs' states, so one that was lost on
         the way is returned again.
         """
         # The first in order: silos that served jobs in different orders would wait for each other.
-        for run in self.runs:
+        # An offer that pends does not draw a silo away from the round on which it works.
+        for run in sorted(self.runs, key=lambda run: run.state.aside):
             if (task := task_for(run.state, silo)) is not None:
                 return run, task
         return None
@@ -536,11 +538,16 @@ class Daemon:
         self.changed = asyncio.Event()
 
     def _begin_next(self) -> None:
-        """Begin the first job that waits, once none runs."""
+        """Begin the first job that waits, once none runs or the one that does pends."""
         waiting = [run for run in self.runs if run.state.stage == "queued"]
-        stages = {run.state.stage for run in self.runs}
-        if waiting and stages <= {"queued", "ended", "stopped"}:
+        running = [run for run in self.runs if run.state.runs]
+        if not waiting:
+            return
+        if not running:
             self.apply(waiting[0], Began())
+        # Once it is overtaken this is called again.
+        elif running[0].state.pends:
+            self.apply(running[0], Overtaken())
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)

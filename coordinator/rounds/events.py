@@ -15,8 +15,13 @@ Stage: TypeAlias = Literal[
 class Began:
     """It is this job's turn.
 
-    One job runs at a time, in the order in which jobs came.
+    One job runs at a time, in the order in which jobs came; one that pends lets others begin.
     """
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """Another job begins while this one pends; it takes its turn once that one has ended."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,7 @@ Event: TypeAlias = (
     | Withdrawn
     | Greeted
     | Began
+    | Overtaken
     | Answered
     | Drawn
     | UploadStored

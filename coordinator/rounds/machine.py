@@ -12,6 +12,8 @@ the events gives the state.
                (min_cohort; of a keyed job all of them)
     admitting  the deadline                                   drawing if enough accepted,
                                                               else finishing
+    admitting  the same, of a job that pends and was          queued: its rounds wait for their
+               overtaken (Overtaken)                          turn
     admitting  an operator withdraws it (Withdrawn); also     finishing
                queued or stopped, before its first round
     drawing    the cohort is drawn                            round, or finishing if it is too small
@@ -32,6 +34,9 @@ the events gives the state.
 
 A silo that declined is offered the job once more when it greets again (Greeted): its people may
 have changed their policy. A silo that waits for a person (WAITING) counts as one without an answer.
+
+A job pends while all its silos have answered and too few accepted. Another may then begin before it
+(``aside``). Silos still answer it, and it is the next to run once enough of them accept.
 
 OperatorStopped leads to stopped from queued, admitting, drawing and round, and from folding
 once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
@@ -89,6 +94,7 @@ from .events import (
     Halt,
     LogEvent,
     OperatorStopped,
+    Overtaken,
     Resumed,
     RoundDeadline,
     SiloFailed,
@@ -145,6 +151,7 @@ class JobState:
     # silo → one more than the last round it gave to
     counted: Mapping[str, int] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
+    aside: bool = False  # another job began while this one pended
     opened: bool = False  # admission is over
     stopping: bool = False  # as soon as the fold is done
     outcome: Literal["running", "completed", "failed"] = "running"
@@ -189,6 +196,17 @@ class JobState:
         least = self.fewest if self.batches else self.min_cohort
         counted = _whole(self, self.admitted) if self.batches else self.admitted
         return len(counted) < (len(self.silos) if self.keyed else least)
+
+    @property
+    def pends(self) -> bool:
+        """True while all silos have answered the offer, and it takes other answers to begin."""
+        return self.stage == "admitting" and not any(map(self.may_answer, self.silos))
+
+    @property
+    def runs(self) -> bool:
+        """True for the one job that has its turn."""
+        aside = self.aside and self.stage == "admitting"
+        return self.stage not in ("queued", "stopped", "ended") and not aside
 
     @cached_property
     def open(self) -> tuple[str, ...]:
@@ -285,8 +303,8 @@ def _began(state: JobState, _: Began) -> Step:
     # It was stopped in a round, whose uploads are still there.
     if state.cohort:
         return _reopened(replace(state, stage="round"))
-    # It was stopped between rounds: silos have answered the offer already.
-    if state.opened:
+    # It was stopped between rounds, or enough silos accepted it while another job ran.
+    if state.opened or state.aside:
         return _open_round(state)
     offered = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
     # It may have been declined before it was stopped.
@@ -324,7 +342,7 @@ def _resumed(state: JobState, _: Resumed) -> Step:
     if state.stage != "stopped":
         return replace(state, stopping=False), ()
     # Silos that were away when the job was stopped may be back; whoever is guilty stays out.
-    state = replace(state, stage="queued", failed=state.guilty, lost=frozenset())
+    state = replace(state, stage="queued", aside=False, failed=state.guilty, lost=frozenset())
     return state, (LogEvent("job.resumed", {"round": state.round}),)
 
 
@@ -346,6 +364,13 @@ def _withdrawn(state: JobState, _: Withdrawn) -> Step:
 def _greeted(state: JobState, event: Greeted) -> Step:
     again = state.declined.intersection({event.silo})
     return replace(state, asked=state.asked.union(again)), ()
+
+
+def _overtaken(state: JobState, _: Overtaken) -> Step:
+    if not state.pends or state.aside:
+        return state, ()
+    lacks = without(state.silos, state.admitted)
+    return replace(state, aside=True), (LogEvent("job.pends", {"silos": lacks}),)
 
 
 def _answered(state: JobState, event: Answered) -> Step:
@@ -386,6 +411,9 @@ def _admit(state: JobState) -> Step:
             f" silos share takes all of them ({refused})"
         )
         return _fail(state, why)
+    # Another job runs: this one is the first in the queue.
+    if state.aside:
+        return replace(state, stage="queued"), ()
     return _open_round(state)
 
 
@@ -393,7 +421,8 @@ def _admit(state: JobState) -> Step:
 
 
 def _open_round(state: JobState) -> Step:
-    return replace(state, stage="drawing", opened=True), (DrawCohort(state.round),)
+    state = replace(state, stage="drawing", opened=True, aside=False)
+    return state, (DrawCohort(state.round),)
 
 
 def _await_uploads(state: JobState) -> Effect:
@@ -787,6 +816,7 @@ _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]
     Unkeyed: (("queued", "stopped", *RUNNING), _unkeyed),
     Withdrawn: (("queued", "stopped", "admitting"), _withdrawn),
     Greeted: (RUNNING, _greeted),
+    Overtaken: (("admitting",), _overtaken),
     Answered: (RUNNING, _answered),
     Drawn: (("drawing",), _drawn),
     UploadStored: (("round",), _stored),

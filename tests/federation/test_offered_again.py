@@ -1,4 +1,4 @@
-"""A job that a silo declined pends, is offered again, withdrawn, and submitted again.
+"""A job that a silo declined pends, is overtaken, offered again, withdrawn, and submitted again.
 
 Real processes, real TLS, the operator's command line.
 """
@@ -20,12 +20,14 @@ SILOS = ("north", "south")
 
 @pytest.fixture
 def staddle(start, document, tmp_path):
-    """A coordinator, silos that allow any of two jobs of one name, and the operator's calls.
+    """A coordinator, silos that allow any of two jobs of one name and a third, and the operator's
+    calls.
 
-    ``files``: the two signed jobs.
+    ``files``: the two signed jobs. The third is long, and of another method.
     """
     running = start(*SILOS)
     files = []
+    running.job(document("long", SILOS, "fedper", rounds=2000))
     for seed in (1, 2):
         running.job(document("lung", SILOS, seed=seed, rounds=1))
         files.append(tmp_path / f"{seed}.json")
@@ -63,7 +65,7 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     running, call = staddle, staddle.call
     south = running.federation.silo_config("south").parent / "policy.toml"
     allowed = south.read_text()
-    south.write_text(allowed.partition("[[allow]]")[0])  # no rule
+    south.write_text(allowed.replace('["fedavg"]', '["fedprox"]'))  # no job but the long one
     for silo in SILOS:
         running.start_silo(silo)
     coordinator = running.daemons["coordinator"]
@@ -82,11 +84,20 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     assert "admitting" in call("submit", running.files[1])
     assert answers(coordinator) == pending
     assert (shown(running)["stage"], shown(running)["answers"]["south"]) == ("admitting", "POLICY")
+
+    # The job behind it runs meanwhile, and the first one waits for its turn once south accepts.
+    call("submit", running.federation.folder / "jobs" / "long.json")
+    assert coordinator.wait_for("job.pends", 60)["silos"] == ["south"]
+    assert coordinator.wait_for("round.opened", 60)["job"] == "long"
+    assert shown(running)["stage"] == "admitting"
     south.write_text(allowed)
-    assert coordinator.wait_for("job.accepted", 60)["silo"] == "south"
+    accepted = coordinator.wait_for("job.accepted", 60)
+    assert (accepted["job"], accepted["silo"]) == ("lung", "south")
+    assert shown(running)["stage"] == "queued"
+    call("stop", "long")
     ended = coordinator.wait_for("job.ended", 60)
-    assert (ended["outcome"], ended["reason"]) == ("completed", "")
-    job = running.jobs[1]
+    assert (ended["job"], ended["outcome"], ended["reason"]) == ("lung", "completed", "")
+    job = running.jobs[2]
     assert shown(running)["digest"] == job.digest
     for silo in SILOS:
         running.daemons[silo].wait_for("job.finished", 60)
@@ -103,4 +114,5 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     running.stop()
     running.check_ledgers()
     decisions = [(r["type"], r["job_digest"]) for r in running.records("north", "job.accept")]
-    assert decisions == [("job.accept", each.digest) for each in running.jobs]
+    long, first, second = (each.digest for each in running.jobs)
+    assert decisions == [("job.accept", each) for each in (first, second, long)]

@@ -23,6 +23,7 @@ from staddle.coordinator.rounds.events import (
     Halt,
     LogEvent,
     OperatorStopped,
+    Overtaken,
     Resumed,
     RoundDeadline,
     SiloFailed,
@@ -57,6 +58,7 @@ STAGES = ("queued", "admitting", "drawing", "round", "folding", "finishing", "en
 STEPS = {  # the table, read by hand
     ("queued", "admitting"),
     ("admitting", "drawing"),
+    ("admitting", "queued"),  # enough accepted while another job runs
     ("admitting", "finishing"),
     ("admitting", "ended"),  # nobody accepted: there is nobody to tell
     ("drawing", "round"),
@@ -281,6 +283,48 @@ def test_a_job_that_pends_is_offered_again_once_it_is_resumed():
     assert [*tasks(state)] == [None] * 3
     state, _ = run(state, Resumed(), Began())
     assert tasks(state) == [None, OfferTask(), OfferTask()]
+
+
+def test_a_job_that_was_overtaken_begins_in_its_turn_once_enough_silos_accept():
+    state, effects = run(job(min_cohort=3), *PENDING, Overtaken())
+    assert reports(effects) == [("job.pends", {"silos": ("a", "c")})]
+    assert (state.stage, state.pends, state.runs) == ("admitting", True, False)
+    assert run(state, Overtaken()) == (state, ())
+    # Its silos are still asked, and what they say counts.
+    state, _ = run(state, Greeted("a"), Answered("a", None), Greeted("c"))
+    assert [*tasks(state)] == [None, None, OfferTask()]
+    state, effects = run(state, Answered("c", None))
+    assert (state.stage, without_reports(effects)) == ("queued", ())
+    state, effects = run(state, Began())
+    assert (state.stage, state.aside, effects) == ("drawing", False, (DrawCohort(0),))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (),
+        (Began(),),
+        (Began(), Answered("a", "POLICY"), Answered("b", None)),  # c has not answered
+        (*PENDING, Greeted("a")),  # nor has a, to the offer of now
+        ADMITTED,
+    ],
+)
+def test_only_a_job_that_pends_is_overtaken(events):
+    state, _ = run(job(min_cohort=3), *events)
+    assert (state.pends, run(state, Overtaken())) == (False, (state, ()))
+
+
+def test_at_its_deadline_a_job_that_was_overtaken_waits_for_its_turn_or_fails():
+    waits = (*PENDING[:3], Answered("c", WAITING), Overtaken(), RoundDeadline("admitting", 0))
+    state, effects = run(job(min_cohort=1), *waits)
+    assert (state.stage, state.aside, effects) == ("queued", True, ())
+    assert run(state, Began())[0].stage == "drawing"
+    assert run(state, Withdrawn())[0].outcome == "failed"
+    failed, _ = run(job(min_cohort=2), *waits)
+    assert (failed.stage, failed.outcome) == ("finishing", "failed")
+    # A person stopped it in between: its silos are asked once more.
+    again, _ = run(state, OperatorStopped(), Resumed(), Began())
+    assert (again.stage, again.aside, again.asked) == ("admitting", False, {"a", "c"})
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -969,6 +1013,9 @@ class World:
                 assert before.answers[silo] == "accepted"
             case Began():
                 assert before.stage == "queued"
+            case Overtaken():
+                assert before.stage == "admitting"
+                assert before.answers.keys() - before.asked == set(before.silos)
 
     def _check_effects(self, before, after, effects):
         wanted = []
@@ -986,7 +1033,8 @@ class World:
             }[after.stage]
             if before.stage == "queued" and after.stage == "folding":
                 wanted = [StartRoundTimer("round", after.round), *wanted]
-            if before.stage == "queued" and after.stage == "drawing" and not before.opened:
+            waited = before.opened or before.aside
+            if before.stage == "queued" and after.stage == "drawing" and not waited:
                 wanted = [StartRoundTimer("admitting", 0), *wanted]
             if after.stage == "folding":
                 assert len(members) >= after.min_cohort
@@ -1049,7 +1097,7 @@ def any_event(draw, state):
         FoldFailed(number, "disk"), Damaged(number, (silo,), "disk"), Done(silo),
         *(RoundDeadline(stage, number) for stage in STAGES if stage != state.stage),
         RoundDeadline(state.stage, number), OperatorStopped(), Resumed(),
-        Greeted(silo), Answered(silo, WAITING), Withdrawn(),
+        Greeted(silo), Answered(silo, WAITING), Withdrawn(), Overtaken(),
     )  # fmt: skip
     return draw(st.sampled_from(choices))
 
