@@ -219,11 +219,11 @@ class Running:
 
     def completed(self, seconds: float = 120, then: Callable[[Job], Any] = lambda _: None) -> None:
         """Wait until all jobs have ended well at the coordinator; ``then`` look at each."""
-        for job in self.jobs:
+        left = {job.name: job for job in self.jobs}
+        while left:
             ended = self.daemons["coordinator"].wait_for("job.ended", seconds)
-            found = (ended["job"], ended["outcome"], ended["reason"])
-            assert found == (job.name, "completed", "")
-            then(job)
+            assert (ended["outcome"], ended["reason"]) == ("completed", ""), ended
+            then(left.pop(ended["job"]))
 
     def finished(self, name: str, silos: Sequence[str] = ()) -> None:
         """Wait until these silos, or all, have the end of a job."""

@@ -43,6 +43,7 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
     flip(running.federation.state("north") / "jobs" / job.name / "outbox-2.safetensors")
     running.start_daemon("north")
     running.finished(job.name)
+    running.stop()
     (trained,) = running.events("north", "outbox.damaged")
     assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
     (asked,) = running.events("coordinator", "upload.damaged")

@@ -55,7 +55,7 @@ def changed_records(running, silo, change):
 
 def until_its_end(daemon):
     with contextlib.suppress(AbortedError):
-        while daemon.event(30) is not None:
+        while daemon.event(60) is not None:
             pass
 
 
@@ -138,10 +138,10 @@ def test_silos_that_cannot_take_part_say_why_and_the_others_go_on(start, documen
     assert codes(seen, "silo.dropped") == [("diverges", "TRAINING")]
     assert {e["level"] for e in seen if e["event"] == "silo.dropped"} == {"warning"}
     assert seen[-1]["outcome"] == "completed"
+    running.stop()
     log = running.daemons["denies"].log.read_text()
     assert "classifier.weight" in log
     assert "fedavg-model" in log
-    running.stop()
     for silo in failing:  # nothing but control messages has left
         left = summary(ledger_folder(running.federation.state(silo)))
         assert {part for _, part in left} == {"(control)"}, silo

@@ -159,7 +159,7 @@ def test_killed_again_and_again(start, document, case):
     running = start(*silos)
     job = begin(running, silos, document, plans, **changes)
     running.finished("job")
-    running.daemons["coordinator"].wait_for("job.ended", 60)
+    running.ended()
     codes = {name: daemon.stop() for name, daemon in running.daemons.items()}
     assert -signal.SIGKILL not in codes.values(), codes  # all of them stop when asked
     if case == "both phases":  # the last may have died as it deleted what the ended job left

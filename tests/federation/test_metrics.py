@@ -23,7 +23,7 @@ app.command()(status.status)
 
 
 def scrape(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("staddle_"))
     return {name.partition("_")[2]: float(value) for name, _, value in pairs}
@@ -45,7 +45,7 @@ def test_both_sides_count_what_happened(start, document):
     local_federation.write_coordinator(files, ["counted"], TIMING)
     coordinator = launch(running, "coordinator", "staddle.coordinator", files.coordinator_config)
     running.address = str(coordinator.wait_for("listening", 60)["address"])
-    ours = coordinator.wait_for("metrics.listening", 10)["address"]
+    ours = coordinator.wait_for("metrics.listening", 60)["address"]
     idle = scrape(ours)
     assert idle['coordinator_silo_connected{silo="north"}'] == 0
     assert idle['coordinator_jobs{stage="admitting"}'] == 1
@@ -111,7 +111,7 @@ def test_both_sides_count_what_happened(start, document):
 
     coordinator.stop()
     for _ in range(2):
-        assert running.daemons["north"].wait_for("coordinator.lost", 30)
+        assert running.daemons["north"].wait_for("coordinator.lost", 60)
     assert scrape(theirs["north"])["silo_connected"] == 0
     # What the last round said is known to the next process, too.
     again = running.launch("coordinator", ("-m", "staddle.coordinator"), files.coordinator_config)

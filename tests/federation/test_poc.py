@@ -168,11 +168,12 @@ def workspaces_port(folder):
 @pytest.mark.timeout(300)
 def test_a_port_that_is_taken_leaves_nothing_running(folder, files):
     before = set(psutil.Process().children(recursive=True))  # of other tests, such as fork servers
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(AbortedError) as ended:
-            staddle("poc", "up", folder, *files, "--port", other.getsockname()[1])
+    # Not one that the kernel gives to connections: it must be free again right after.
+    with (
+        socket.create_server(("127.0.0.1", free_port())) as other,
+        pytest.raises(AbortedError) as ended,
+    ):
+        staddle("poc", "up", folder, *files, "--port", other.getsockname()[1])
     assert "coordinator ended with code 1; the end of" in str(ended.value)
     assert "cannot listen on" in str(ended.value)
     assert not any(states(folder).values())

@@ -73,11 +73,23 @@ def roll_back(running):
     shutil.copytree(running.federation.folder / "copy", state, symlinks=True)
 
 
-def submit(running):
-    """The third job, by a coordinator that begins anew with it in its list."""
-    running.start_coordinator(admission_seconds=8)  # who has stopped by then takes no part
-    for silo in SILOS:  # it listens on another port, and the policies have the job
+def begin_anew(running):
+    """A coordinator without jobs, and policies that have the third one."""
+    local_federation.write_coordinator(running.federation, [], {**TIMING, "admission_seconds": 8})
+    running.restart_coordinator()
+    for silo in SILOS:  # it listens on another port
         running.write_silo(silo)
+
+
+def submit(running, *silos):
+    """The third job, once these silos are there: whoever has stopped takes no part."""
+    for silo in silos:
+        running.start_silo(silo)
+    for silo in silos:
+        running.daemons[silo].wait_for("connected", 60)
+    operator = local_federation.write_operator(running.federation, running.address)
+    with connected(operator) as here:
+        here.submit((running.federation.folder / "jobs" / "job-3.json").read_bytes())
 
 
 def stopped(running, holder):
@@ -100,11 +112,10 @@ def test_a_rolled_back_silo_stops_at_the_greeting_and_the_others_go_on(federatio
     before = reconciled(federation, "north")
     assert (before.differences, before.uploads) == ((), 4)
     roll_back(federation)
-    submit(federation)
+    begin_anew(federation)
     federation.start_silo("north")
     stopped(federation, "coordinator")
-    for silo in ("east", "south"):
-        federation.start_silo(silo)
+    submit(federation, "east", "south")
     assert ended(federation, "job-3")["outcome"] == "completed"
     found = reconciled(federation, "north")
     assert len(found.differences) == 2  # the second job's rounds
@@ -123,7 +134,7 @@ def test_another_silo_tells_where_the_coordinator_does_not(federation):
     database.close()
     heads = json.loads((federation.federation.state("east") / "heads.json").read_bytes())
     roll_back(federation)
-    submit(federation)
+    begin_anew(federation)
     federation.start_silo("east")
     federation.daemons["east"].wait_for("connected", 60)
     federation.start_silo("north")
@@ -135,9 +146,8 @@ def test_another_silo_tells_where_the_coordinator_does_not(federation):
 
 @pytest.mark.timeout(300)
 def test_a_silo_that_was_not_rolled_back_is_told_so_by_all(federation):
-    submit(federation)
-    for silo in SILOS:
-        federation.start_silo(silo)
+    begin_anew(federation)
+    submit(federation, *SILOS)
     assert ended(federation, "job-3")["outcome"] == "completed"
     for silo in SILOS:
         federation.daemons[silo].stop()

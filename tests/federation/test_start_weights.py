@@ -60,7 +60,7 @@ def test_silos_begin_with_the_operators_file_and_end_as_simulated(start):
         running.start_silo(silo)
     for job in (*jobs, blind):
         assert "completed" in call(running, "watch", job.name).splitlines()[-1]
-    running.ended()
+    running.stop()
     for job in jobs:
         running.check_models(job, simulate(job, running.shards()))
     for silo, downloads in {"north": 1, "east": 0, "south": 2, "west": 1}.items():
@@ -90,7 +90,7 @@ def test_a_silo_whose_policy_does_not_list_the_file_declines(start):
     watched = call(running, "watch", "begun")
     assert "completed" in watched.splitlines()[-1]
     assert "declined by south (" in watched
-    running.ended()
+    running.stop()
     (declined,) = running.events("south", "job.declined")
     assert declined["code"] == "POLICY"
     assert (
