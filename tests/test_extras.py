@@ -35,6 +35,7 @@ BROUGHT = {
     "torchmetrics": "torchmetrics",
     "console": "starlette",
     "onnx": "onnxruntime",
+    "ray": "ray",
 }
 
 

@@ -1,4 +1,4 @@
-"""``staddle simulate``: an experiment of many silos on this machine, one run after another."""
+"""``staddle simulate``: an experiment of many silos, one run after another."""
 
 import signal
 from collections import deque
@@ -13,7 +13,7 @@ import typer
 
 from ...algorithms.data.options import SourceTable
 from ...errors import CancelledError, LocalError, UnwritableError
-from ...simulator.engines.choose import Engines, OnGpu, choose
+from ...simulator.engines.choose import Cluster, Engines, OnGpu, choose
 from ...simulator.engines.signals import stopping
 from ...simulator.experiment.experiment import CheckedExperiment, read
 from ...simulator.experiment.plan import Population, Run
@@ -27,7 +27,16 @@ from ...simulator.run import out_folder
 from ...simulator.run.runner import complete
 from ...simulator.tracking.choose import TrackerName, check_installed, tracking
 from ..terminal import printer
-from ..terminal.device_options import Device, Graphs, OneByOne, Precision, Workers
+from ..terminal.device_options import (
+    Address,
+    Device,
+    EngineName,
+    Graphs,
+    OneByOne,
+    Precision,
+    Workers,
+    cluster,
+)
 from ..terminal.output import number
 from ..terminal.printer import Screen
 from . import results
@@ -54,6 +63,7 @@ class RunOptions:
     device: str
     gpu: OnGpu
     track: Sequence[TrackerName] = ()
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +120,8 @@ def simulate(
     graphs: Graphs = True,
     one_by_one: OneByOne = False,
     precision: Precision = "float32",
+    engine: EngineName = "local",
+    address: Address = None,
     track: Annotated[
         list[TrackerName] | None,
         typer.Option(help="Show runs in this tool, too; may be given again."),
@@ -134,6 +146,7 @@ def simulate(
         device=device,
         gpu=gpu,
         track=track or (),
+        cluster=cluster(engine, address),
     )
 
     # before records are read and dealt out, which can take minutes
@@ -186,8 +199,11 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     """
     population, schedule = prepared.population, prepared.experiment.schedule
     # Engines are made again after a fault.
-    engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
-    screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
+    engines = partial(
+        choose, population.records, asked.device, asked.workers, asked.gpu, asked.cluster
+    )
+    with engines() as made:
+        screen.show(f"{_of(population)}, trained by {made.where}", *population.notes)
     with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
 
         def go_on(run: Run, made: Engines) -> None:

@@ -1,8 +1,11 @@
-"""Options of commands that train silos on this machine: on what, and how."""
+"""Options of commands that train silos: on what, and how."""
 
 from typing import Annotated, Literal, TypeAlias
 
 import typer
+
+from ...errors import LocalError
+from ...simulator.engines.choose import Cluster
 
 Workers: TypeAlias = Annotated[
     int | None,
@@ -12,6 +15,19 @@ Device: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."
+    ),
+]
+EngineName: TypeAlias = Annotated[
+    Literal["local", "ray"],
+    typer.Option(
+        "--engine", help="What trains: processes of this machine, or the actors of a Ray cluster."
+    ),
+]
+Address: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="With --engine ray: a cluster that runs. Default: one on this machine alone.",
     ),
 ]
 Graphs: TypeAlias = Annotated[
@@ -30,3 +46,12 @@ Precision: TypeAlias = Annotated[
         help="On a GPU, the precision of layers in training; parameters and losses stay float32."
     ),
 ]
+
+
+def cluster(engine: str, address: str | None) -> Cluster | None:
+    """The cluster that was asked for; LocalError for an address that nothing would use."""
+    if engine == "ray":
+        return Cluster(address)
+    if address is not None:
+        raise LocalError(f"--address {address}: is that of a Ray cluster; add --engine ray")
+    return None

@@ -1,13 +1,13 @@
 """Chooses the engine that trains the silos.
 
 On a GPU silos train stacked, or one by one. On a CPU there is one worker process per core; a single
-worker is this process itself.
+worker is this process itself. A Ray cluster has one actor per core or GPU.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Self
 
 import torch
@@ -23,6 +23,7 @@ from ...algorithms.numerics.devices import Precision, check_precision, find, gib
 from ...errors import LocalError
 from .device import Device
 from .pool import Crew, usable_cores
+from .ray_engine import RayCrew
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +57,29 @@ class OnGpu:
     precision: Precision = "float32"
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster by its address, such as ``10.0.0.5:6379``; None: one on this machine alone."""
+
+    address: str | None = None
+
+
 def choose(
     records: Mapping[str, Records],
     device: str = "auto",
     workers: int | None = None,
     gpu: OnGpu = OnGpu(),
+    cluster: Cluster | None = None,
 ) -> Engines:
     """The engines for a device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
 
-    ``workers`` is for a CPU; left out, there is one per core.
+    ``workers`` is for a CPU; left out, there is one per core. On a ``cluster`` "auto" is "cpu", and
+    "cuda" takes one actor per GPU.
     """
     # whatever is chosen: with one thread the coordinator half sums in one order
     torch.set_num_threads(1)
+    if cluster is not None:
+        return _on_cluster(records, device, workers, gpu, cluster)
     if device == "auto":
         device = "cpu"
         # a number of workers means a CPU, even where there is a GPU
@@ -167,3 +179,46 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
         where.append(precision)
         made_with.append(precision)
     return Engines(", ".join(where), ", ".join(made_with), engine)
+
+
+def _on_cluster(
+    records: Mapping[str, Records],
+    device: str,
+    workers: int | None,
+    gpu: OnGpu,
+    cluster: Cluster,
+) -> Engines:
+    if any(map(_lazy, records.values())):
+        raise LocalError(
+            "--engine ray: silos whose records are read when they are used (data.lazy) train in"
+            " this process; leave it out"
+        )
+    if device not in ("auto", "cpu", "cuda"):
+        raise LocalError(f"--device {device}: Ray deals the GPUs out; choose cpu or cuda")
+    crew = partial(RayCrew, records, address=cluster.address, count=workers)
+    where = f"Ray {'on this machine' if cluster.address is None else f'at {cluster.address}'}"
+    if device != "cuda":
+        _check_cpu(gpu)
+        # begun with the first job, if there is one
+        stack = ExitStack()
+        begun = cache(lambda: stack.enter_context(closing(crew(Serial))))
+        return Engines(
+            where=f"{where}, one thread an actor",
+            device="cpu",
+            engine=lambda job: begun().engine(job),
+            close=stack.close,
+        )
+
+    # By what its GPUs are: other models may round differently.
+    stacked = crew(partial(_on_one_gpu, gpu), "GPU")
+    made_with: Device = stacked.ask(partial(_made_with, gpu))
+    return Engines(f"{where}, {made_with}", made_with, stacked.engine, stacked.close)
+
+
+def _on_one_gpu(gpu: OnGpu, job: Job, records: Mapping[str, Records]) -> Engine:
+    """Runs in an actor, which sees the one GPU that it has."""
+    return _on_gpu(records, "cuda", gpu).engine(job)
+
+
+def _made_with(gpu: OnGpu) -> Device:
+    return _on_gpu({}, "cuda", gpu).device

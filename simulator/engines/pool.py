@@ -95,9 +95,14 @@ def send(line: Line, message: Order | Answer) -> None:
 
     ConnectionError if the other end is gone. Tensors are copied into the message.
     """
+    line.send_bytes(packed(message))
+
+
+def packed(message: Any) -> memoryview:
+    """A message as bytes, its tensors by value; ``ForkingPickler.loads`` reads it."""
     buffer = io.BytesIO()
     _ByValue(buffer).dump(message)
-    line.send_bytes(buffer.getbuffer())
+    return buffer.getbuffer()
 
 
 def receive(line: Line) -> Any:

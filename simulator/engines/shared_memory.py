@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from typing import Any, BinaryIO, TypeAlias
@@ -34,6 +35,7 @@ SHARED = hasattr(reduction, "DupFd")
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
+Buffer: TypeAlias = mmap.mmap | NDArray[np.uint8]
 # the byte at which an array begins, its dtype and its shape
 Position: TypeAlias = tuple[int, str, tuple[int, ...]]
 
@@ -87,8 +89,13 @@ def mapped(descriptor: int, table: int) -> dict[str, Records]:
     # copied on write: workers share the pages, and none alters another's records
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     os.close(descriptor)
+    return laid_out(memory, memory[table:])
+
+
+def laid_out(memory: Buffer, table: bytes) -> dict[str, Records]:
+    """The records in what ``written`` wrote, of which ``table`` is the end; tensors share it."""
     records = {}
-    for silo, positions in json.loads(memory[table:]).items():
+    for silo, positions in json.loads(table).items():
         sides = {side: _dataset(memory, *position) for side, position in positions.items()}
         records[silo] = Records(**sides)
     return records
@@ -135,14 +142,17 @@ def _put(file: BinaryIO, tensor: Tensor) -> Position:
     return start, array.dtype.str, array.shape
 
 
-def _dataset(memory: mmap.mmap, x: Position, y: Position) -> Dataset:
+def _dataset(memory: Buffer, x: Position, y: Position) -> Dataset:
     return Dataset(_read(memory, *x), _read(memory, *y))
 
 
-def _read(memory: mmap.mmap, start: int, dtype: str, shape: Sequence[int]) -> Tensor:
+def _read(memory: Buffer, start: int, dtype: str, shape: Sequence[int]) -> Tensor:
     # An array over the map: pages are read only when they are used.
     array: NDArray[Any] = np.ndarray(shape, np.dtype(dtype), memory, start)
-    return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        # Ray's memory cannot be written to, and nothing writes to records.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _sides(own: Records) -> Iterator[tuple[str, Dataset]]:

@@ -7,10 +7,10 @@ from support.refusals import refused
 from staddle.algorithms.data.lazy import LazyRecords
 from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
-from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.training.loop import PlainStepper
 from staddle.simulator.engines import choose as engines
-from staddle.simulator.engines.choose import OnGpu, choose
+from staddle.simulator.engines.choose import Cluster, OnGpu, choose
 
 
 class Crew:
@@ -215,3 +215,48 @@ def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu
     machine(gpus)
     with refused(text):
         choose(RECORDS, device, workers, gpu)
+
+
+def test_a_cluster_has_actors_with_a_core_or_a_gpu_each(machine, monkeypatch):
+    made = []
+
+    class FakeRayCrew:
+        def __init__(self, records, make, resource="CPU", address=None, count=None):
+            self.options = (records, make, resource, address, count)
+            made.append(self)
+
+        def ask(self, question):
+            return question()
+
+        def engine(self, job):
+            return self, job
+
+        def close(self):
+            made.remove(self)
+
+    monkeypatch.setattr(engines, "RayCrew", FakeRayCrew)
+    with choose(RECORDS, "auto", 3, cluster=Cluster("head:6379")) as found:
+        assert made == []  # no connection before there is a job
+        crew, job = found.engine(JOB)
+        assert found.engine("another") == (crew, "another")
+        assert (job, crew.options) == (JOB, (RECORDS, Serial, "CPU", "head:6379", 3))
+        assert (found.where, found.device) == ("Ray at head:6379, one thread an actor", "cpu")
+    assert made == []
+
+    machine(1)
+    with choose(RECORDS, "cuda", cluster=Cluster()) as found:
+        crew, _ = found.engine(JOB)
+        _, make, *others = crew.options
+        assert others == ["GPU", None, None]
+        assert make(JOB, RECORDS).made_with == (JOB, RECORDS, "cuda:0")
+        assert found.device == "cuda (GPU cuda:0, 80 GiB)"
+        assert found.where == f"Ray on this machine, {found.device}"
+    assert made == []
+
+    with refused("--device cuda:1: Ray deals the GPUs out"):
+        choose(RECORDS, "cuda:1", cluster=Cluster())
+    with refused("--no-graphs: for a GPU alone"):
+        choose(RECORDS, "cpu", gpu=OnGpu(graphs=False), cluster=Cluster())
+    lazy = SimpleNamespace(x=LazyRecords.of(list, 2, (1,), 0, "the set", str))
+    with refused("--engine ray: silos whose records are read when they are used"):
+        choose({**RECORDS, "b": Records(SIDE, lazy)}, cluster=Cluster())

@@ -9,59 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.jobs import make_data, make_job
+from support.engine_runs import METHODS, RECORDS, SILOS, job_of, run
 from support.refusals import refused
 
-from staddle.algorithms.engines.engine import Records, Serial, SiloWork
+from staddle.algorithms.engines.engine import Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.method import initial_state
-from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import LocalError
 from staddle.simulator.engines.pool import Crew, usable_cores
-
-SILOS = ("a", "b", "c", "d")
-METHODS = ("fedavg", "fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
-OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_s": 1, "tau_theta": 2}}
-
-
-def job_of(method, **training):
-    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": "batch"}
-    fields = {"silos": list(SILOS), "participation": 0.75, "rounds": 2, "training": training}
-    return make_job(method, OPTIONS.get(method), model, **fields)
-
-
-def data(n, seed):
-    return replace(make_data(n, seed), ids=tuple(map(str, range(n))))
-
-
-RECORDS = {
-    silo: Records(data(19 + 7 * i, i), data(6 + i, 100 + i), data(5, 200 + i) if i % 2 else None)
-    for i, silo in enumerate(SILOS)
-}
 
 
 @pytest.fixture(scope="module")
 def crew():
     with Crew(RECORDS, 2) as crew:
         yield crew
-
-
-def run(job, engine):
-    """All that a simulation gives, tensors as bytes."""
-    simulation, told = Simulation(job, engine), []
-    rounds = []
-    while simulation.round < job.length:
-        one = simulation.step(lambda: told.append(1))
-        rounds.append((one.reports, {name: value.item() for name, value in one.metrics.items()}))
-    last = simulation.look(lambda: told.append(1))
-    simulation.finish(last)
-    seen = {
-        silo: (look.test, look.validation, state_to_bytes(look.delivered))
-        for silo, look in last.items()
-    }
-    states = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
-    kept = {name: value.tolist() for name, value in simulation.coordinator.items()}
-    return rounds, seen, states, kept, len(told)
 
 
 @pytest.mark.parametrize("method", METHODS)
