@@ -21,7 +21,8 @@ def _optional(name: str) -> Any:
         return None
 
 
-fcntl, resource = _optional("fcntl"), _optional("resource")  # Windows has neither
+# Windows has none of them.
+fcntl, resource, pwd = map(_optional, ("fcntl", "resource", "pwd"))
 # Without O_BINARY, which Windows alone has, os.write would turn each "\n" into "\r\n" there.
 BINARY: int = getattr(os, "O_BINARY", 0)
 # Windows has no FIFOs among its files, so nothing there would wait for a writer.

@@ -16,7 +16,6 @@ silo's user on its machine, and replace the file of decisions as a whole. The ag
 """
 
 import os
-import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pydantic import Field
 from ...errors import LocalError, RefusedError
 from ...files import checked_file
 from ...files.documents import Strict, read_bytes, remove, validate, write_atomic
+from ...files.portable import pwd
 from ...security.identity.certificate import utc_now
 from ...security.identity.keys import ID_PATTERN
 from ...security.ledger.records import PersonsDecision
@@ -214,7 +214,7 @@ def decline(config: SiloConfig, shown: ShownJob, reason: str = "", by: str = "")
 def _user() -> str:
     # Not of the environment, which anything may have set.
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return str(pwd.getpwuid(os.getuid()).pw_name)
     except KeyError:  # of a container, whose users may have no names
         return f"user {os.getuid()}"
 
