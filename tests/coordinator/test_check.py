@@ -108,7 +108,7 @@ def test_a_job_that_does_not_say_what_it_is_for(federation, failed):
     operator, roster = load_keys(federation.folder / "operator"), federation.folder / "roster.json"
     signed = sign_document(document, rosters.load(roster), operator, JOB)
     path.write_bytes(canonical_json(signed))
-    assert f"{path}: purpose is missing" in failed()["job"]
+    assert "jobs/one.json: purpose is missing" in failed()["job"]
 
 
 def test_configuration_keys_and_roster(federation, failed, config):
