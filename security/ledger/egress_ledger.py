@@ -21,6 +21,8 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
+from ...files.documents import parse_json
+from ..identity.keys import Role
 from ..identity.roster import Roster
 from ..log.append_log import Appended, AppendLog, SignedRecord
 from ..log.chain import VerifiedLine
@@ -69,6 +71,10 @@ class Ledger:
         self._unsettled: dict[int, list[VerifiedLine]] = {}
         self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
+        # by the digest of a roster: its silos; and by that of a job: those when it was accepted
+        self._silos: dict[str, frozenset[str]] = {}
+        self._roster = ""
+        self._silos_then: dict[str, frozenset[str] | None] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
 
@@ -166,6 +172,14 @@ class Ledger:
         """
         with self._mutex:
             return job_digest in self._summed
+
+    def silos_then(self, job_digest: str) -> frozenset[str] | None:
+        """The silos of the federation when this silo first accepted a job.
+
+        None where the ledger does not have the roster of then, or no such job.
+        """
+        with self._mutex:
+            return self._silos_then.get(job_digest)
 
     @property
     def privacy_heads(self) -> Mapping[str, PrivacyHead]:
@@ -333,8 +347,20 @@ class Ledger:
                 del self._unsettled[record["ref"]]
             case "privacy.head":
                 self._budgets[record["dataset"]] = parse_record(line, PrivacyHead)
+            case "roster.change":
+                self._silos[record["roster"]] = _silos(record["text"])
+            case "start":
+                self._roster = record["roster"]
+            case "job.accept":
+                then = self._silos.get(self._roster)
+                self._silos_then.setdefault(record["job_digest"], then)
             case "key.rotate":
                 self._past.append(VerifierKey.parse(record["old"]))
+
+
+def _silos(roster: str) -> frozenset[str]:
+    entries = parse_json(roster.encode(), "a roster in the ledger")["entries"]
+    return frozenset(entry["id"] for entry in entries if entry["role"] == Role.SILO)
 
 
 def _message(lines: list[VerifiedLine]) -> Unsettled:

@@ -683,7 +683,9 @@ class SumSigned(Strict):
     # sum_history.py judges per data set: sums over other records are another history.
     dataset: Text  # of this silo, whose records are in it
     survivors: tuple[Text, ...]  # U3, sorted
-    absent: tuple[Text, ...]  # the other silos of the roster, sorted
+    # the other silos of the roster under which the job was accepted, sorted; of older records, of
+    # that under which they signed
+    absent: tuple[Text, ...]
     values: Literal["fixed", "varying"]
     # of a job that has several, each its silos, joined by commas: any may be summed
     batches: tuple[Text, ...] = ()

@@ -37,8 +37,8 @@ Basis = Mapping[str, Row]  # by pivot, which is 1 in its row and 0 in all others
 
 @dataclass(frozen=True)
 class SignedSet:
-    """The silos of a sum that this silo signed, of which job, and who was in the federation
-    then.
+    """The silos of a sum that this silo signed, of which job, and who was in the federation when
+    it accepted that.
     """
 
     job: str

@@ -87,7 +87,9 @@ class SignedSets:
         self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()
     ) -> None:
         """Record that a sum over these may be open from now on; durable when it returns."""
-        # With ``absent`` the record shows all silos of the roster at this time.
+        # With ``absent`` the record shows all silos when the job was accepted: whoever joined since
+        # could not be in it, whatever a coordinator or an operator did.
+        silos = self._ledger.silos_then(job.digest) or self._roster.silo_ids
         record = SumSigned(
             job=job.name,
             job_digest=job.digest,
@@ -95,7 +97,7 @@ class SignedSets:
             ctx=attempt.ctx.hex(),
             dataset=self._policy.on(job.dataset).dataset,
             survivors=tuple(survivors),
-            absent=tuple(sorted(self._roster.silo_ids.difference(survivors))),
+            absent=tuple(sorted(silos.difference(survivors))),
             values="fixed" if tells_fixed(job) else "varying",
             batches=tuple(",".join(sorted(batch)) for batch in _batches(job, proven)),
         )

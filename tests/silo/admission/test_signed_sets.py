@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.ledgers import HASH, open_ledger, stored, write_start
+from support.ledgers import HASH, open_ledger, stored, write_job_accept, write_start
 from support.refusals import refused
 from support.signed_federation import job_document
 
@@ -84,6 +84,29 @@ def test_a_set_is_recorded_once_for_a_job_and_a_roster(world, sign):
     world.ledger.close()
     with open_ledger(world.folder) as again:
         assert [each.job for each in again.signed] == ["first", "four", "four"]
+
+
+def test_who_joins_while_a_job_runs_counts_as_new_afterwards(world, sign):
+    """It could not be in that job, whose silos sign before it joined and after."""
+    running, later, fewer = sign("running", SILOS[:5]), sign("later"), sign("fewer", SILOS[:5])
+    before = rosters.remove(world.roster, "silo-f")
+    for roster, job in ((before, running), (world.roster, fewer)):
+        write_start(world.ledger, "test", rosters.digest(roster), HASH)
+        assert world.ledger.keep_roster(roster)
+        write_job_accept(world.ledger, job.name, job.digest, "operator")
+        signed(world.judging(roster=roster), running)
+    assert [each.absent for each in world.ledger.signed] == [()]
+    assert world.judging().objection_to(later) == ""
+
+    # Accepted since, a job without it was for all others on purpose.
+    signed(world.judging(), fewer)
+    assert [each.absent for each in world.ledger.signed] == [(), ("silo-f",)]
+    assert "silo-f alone has" in world.judging().objection_to(later)
+    world.ledger.close()
+    with open_ledger(world.folder) as again:
+        assert again.silos_then(running.digest) == {*SILOS[:5]}
+        assert again.silos_then(fewer.digest) == {*SILOS}
+        assert again.silos_then("0" * 64) is None
 
 
 def test_sums_on_two_data_sets_tell_nothing_together(world, sign):
