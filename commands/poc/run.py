@@ -51,8 +51,8 @@ def run(
 ) -> None:
     """Sign jobs, submit them, watch them until they have ended, and compare what came of them.
 
-    Left out, NAME are the job that federates and the one in which each silo trains on its own. A
-    job runs once under its name: of one that has run the results are shown.
+    Without NAME these are the job that federates and the one in which each silo trains on its own.
+    A job runs once under its name; for one that has run, this shows the results.
     """
     screen = Screen()
     with alone(folder) as workspace:
