@@ -20,8 +20,8 @@ def agent(monkeypatch):
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0)
     made, done = Agent.__new__(Agent), []
 
-    async def record_decision(job, digest, signer, reasons):
-        done.append(("record", job, reasons))
+    async def record_decision(record):
+        done.append(("record", record.job, record.reasons))
 
     async def answer(job, digest, round_, kind, code):
         done.append((kind, code))
@@ -44,13 +44,16 @@ def agent(monkeypatch):
 def test_a_job_that_nobody_approves_is_judged_and_recorded_once(agent, monkeypatch, code):
     """A coordinator offers it without end; whoever decides otherwise makes another agent."""
 
-    def check(*_):
-        raise RefusedError("coordinator", code, "by a person")
+    def asked(*_):
+        if code == "WAITING":
+            raise RefusedError("coordinator", code, "waits for a person")
+        return SimpleNamespace(answer="declined", recorded=lambda: None)
 
-    monkeypatch.setattr(agents.approvals, "check_approved", check)
+    monkeypatch.setattr(agents.approvals, "asked", asked)
     for _ in range(3):
         asyncio.run(agent.made._decide(OFFER))
-    recorded = [("record", "job", ("by a person",))] * (code == "NOT_APPROVED")
+    said = ("a person at this silo declined it",)
+    recorded = [("record", "job", said)] * (code == "NOT_APPROVED")
     assert agent.done == ["admit", *recorded, *[("DECLINE", code)] * 3]
 
 
