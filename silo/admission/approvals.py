@@ -2,9 +2,9 @@
 
 ::
 
-    <directory>/approvals/<job>.json       a job that passed every check and waits for a person, as
-                                           its operator signed it
-    <directory>/approvals/decisions.json   what a person decided, by job
+    <directory>/approvals/offers/<job>.json    a job that passed every check and waits for a person,
+                                               as its operator signed it
+    <directory>/approvals/decisions.json       what a person decided, by job
 
 A decision is for the very bytes that an operator signed, under one policy: another document of the
 same name needs another, and so does the same one once the policy has changed, unless the silo has
@@ -18,6 +18,7 @@ silo's user on its machine, and replace the file of decisions as a whole. The ag
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +38,7 @@ from ...security.policy import policy as policies
 from ..config import SiloConfig
 
 FOLDER, DECISIONS = "approvals", "decisions.json"
+OFFERS = "offers"  # apart from what was decided, since a job may have any name
 MOST_OFFERS = 100  # that are kept; an operator could have any number signed
 MOST_REASON = 500  # characters
 # One line of a person's name or office, which commands, pages and the ledger show.
@@ -81,8 +83,9 @@ class WaitingJob:
 
 
 def begin(directory: Path) -> bytes:
-    """Make the folder, and its file where there is none; the file's content."""
-    (directory / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    """Make the folders, and the file of decisions where there is none; its content."""
+    for folder in (directory / FOLDER, directory / FOLDER / OFFERS):
+        folder.mkdir(mode=0o700, exist_ok=True)
     path = directory / FOLDER / DECISIONS
     if not path.exists():
         checked_file.write_json(path, JobDecisions())
@@ -150,13 +153,16 @@ def _offer(directory: Path, job: str) -> Path:
     # The name is part of a path, and may come from a command line.
     if not re.fullmatch(ID_PATTERN, job):
         raise LocalError(f"{job[:64]!r} is no name of a job; staddle silo jobs lists them")
-    return directory / FOLDER / f"{job}.json"
+    return directory / FOLDER / OFFERS / f"{job}.json"
 
 
 def _offers(directory: Path) -> list[Path]:
     """The files of offers, the oldest first."""
-    found = set((directory / FOLDER).glob("*.json")) - {directory / FOLDER / DECISIONS}
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+    times: dict[Path, int] = {}
+    for path in (directory / FOLDER / OFFERS).glob("*.json"):
+        with suppress(FileNotFoundError):  # accepted meanwhile
+            times[path] = path.stat().st_mtime_ns
+    return sorted(times, key=times.__getitem__)
 
 
 # The silo's people.
@@ -172,10 +178,14 @@ def waiting(config: SiloConfig) -> tuple[WaitingJob, ...]:
     made = decisions(config.directory)
     found = []
     for path in _offers(config.directory):
-        signed, decision = read_bytes(path), made.get(path.stem)
+        try:
+            signed, since = path.read_bytes(), path.stat().st_mtime
+        except FileNotFoundError:  # accepted meanwhile
+            continue
+        decision = made.get(path.stem)
         if decision is not None and not _holds(decision, signed, policy):
             decision = None
-        found.append(WaitingJob(path.stem, signed, path.stat().st_mtime, decision))
+        found.append(WaitingJob(path.stem, signed, since, decision))
     return tuple(found)
 
 

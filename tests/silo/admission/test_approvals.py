@@ -104,3 +104,14 @@ def test_only_so_many_offers_are_kept(config, monkeypatch):
     assert kept == {"job-2", "job-3", "job-4"}
     approvals.forget_offer(config.directory, "job-3")
     assert len(approvals._offers(config.directory)) == 2
+
+
+def test_a_job_may_have_any_name(config):
+    """An operator's job once took the place of all decisions."""
+    assert asked(config) == "WAITING"
+    approvals.decline(config, shown())
+    assert asked(config, job="decisions") == "WAITING"
+    assert asked(config) == "declined"
+    approvals.forget_offer(config.directory, "decisions")
+    assert asked(config) == "declined"
+    assert approvals.parse(approvals.begin(config.directory)).jobs.keys() == {"lung"}
