@@ -1,14 +1,16 @@
 """What a person at a silo reads before the silo takes part in a job."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, filterfalse
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal
 from ...security.blind.plan import JobPlan
-from ...security.identity.roster import Roster
 from ...security.policy.policy import Policy
-from ...silo.admission import checks
+from ...silo.admission.checks import Outflow
 from ..terminal.output import number
+from . import asked
 from .check import lines
 from .overview import packages, wrapped
 
@@ -35,54 +37,108 @@ RISKS: Mapping[tuple[bool, bool], str] = {
 }
 
 
+@dataclass(frozen=True)
+class ReviewedJob:
+    """A job as one person or another reads it, and who signed it.
+
+    ``outflows`` are what the policy of now says to its uploads.
+    """
+
+    plan: JobPlan
+    signer: str
+    outflows: Sequence[Outflow]
+
+    @property
+    def job(self) -> Job:
+        """The job itself."""
+        return self.plan.job
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What leaves, each in its form."""
+        releases = (one.release for each in self.outflows for one in each.decision.tensors)
+        return tuple(dict.fromkeys(f"{one.part} ({one.form})" for one in releases))
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Who can read something of it."""
+        return tuple(dict.fromkeys(chain.from_iterable(each.readers for each in self.outflows)))
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest round."""
+        return max((each.size for each in self.outflows), default=0)
+
+
 def review(
-    plan: JobPlan, signer: str, silo: str, policy: Policy, roster: Roster, before: Job | None
+    reviewed: ReviewedJob, silo: str, policy: Policy, before: ReviewedJob | None
 ) -> Iterator[str]:
     """The lines: who signed the job, what leaves and who reads it, the risk, and what is new.
 
-    ``before`` is the job that this silo accepted last on the same data set.
+    ``before`` is the job on the same data set with which it is compared: one that was accepted.
     """
-    outflows = checks.outflows(plan, roster, policy)
-    yield from lines(plan, signer, silo, policy, outflows)
-    job = plan.job
+    plan, job = reviewed.plan, reviewed.job
+    yield from lines(plan, reviewed.signer, silo, policy, reviewed.outflows)
+    yield from asked.table(plan, policy, reviewed.outflows)
+    yield ""
     risk = RISKS[job.security.required, job.privacy is not None]
-    for fact in (*packages(job), f"risk: {risk}", *differences(job, before)):
+    for fact in (*packages(job), f"risk: {risk}"):
         yield from wrapped(fact)
+    yield ""
+    yield from differences(reviewed, before)
 
 
-def differences(job: Job, before: Job | None) -> Iterator[str]:
-    """In what a job differs from the last one that was accepted here."""
+def differences(reviewed: ReviewedJob, before: ReviewedJob | None) -> Iterator[str]:
+    """In what a job differs from one that was accepted here, a line for each point."""
     if before is None:
         yield "this is the first job on this data set here"
         return
     changed = [
-        f"{name}: {one} (before: {other})"
-        for name, said in COMPARED.items()
-        if (one := said(job)) != (other := said(before))
+        f"{name}: {said}"
+        for name, said_of in COMPARED.items()
+        if (said := _difference(said_of(reviewed), said_of(before)))
     ]
-    what = "; ".join(changed) or "nothing but its name and its draws"
-    yield f"compared with job {before.name!r}, the last that was accepted here: {what}"
+    yield from wrapped(
+        f"compared with job {before.job.name!r}, which this silo accepted before, "
+        + ("these points are new:" if changed else "nothing is new but its name and its draws")
+    )
+    for line in changed:
+        yield from wrapped(line, "  ")
 
 
-def _parts(job: Job) -> str:
-    found = (release.part for _, _, each in checks.uploads(JobPlan(job)) for release in each)
-    return ", ".join(dict.fromkeys(found))
+def _difference(new: str | tuple[str, ...], old: str | tuple[str, ...]) -> str:
+    """What changed; empty where nothing did. Of lists, what came and what went."""
+    if new == old:
+        return ""
+    if isinstance(new, str):
+        return f"{new} (before: {old})"
+    came, went = (", ".join(filterfalse(b.__contains__, a)) for a, b in ((new, old), (old, new)))
+    texts = {"new: ": came, "no longer: ": went}
+    return "; ".join(f"{word}{text}" for word, text in texts.items() if text) or "another order"
 
 
-def _privacy(job: Job) -> str:
-    table = job.privacy
+def _privacy(reviewed: ReviewedJob) -> str:
+    table = reviewed.job.privacy
     if table is None:
         return "none"
-    return f"epsilon = {decimal(table.epsilon)} at delta = {decimal(table.delta)}, {table.noise}"
+    cost = f"epsilon = {decimal(table.epsilon)} at delta = {decimal(table.delta)}"
+    return f"{cost}, protects each {table.unit}, {table.noise} noise"
 
 
-COMPARED: Mapping[str, Callable[[Job], str]] = {
-    "method": lambda job: job.method_name,
-    "model": lambda job: job.model.name,
-    "what leaves": _parts,
+COMPARED: Mapping[str, Callable[[ReviewedJob], str | tuple[str, ...]]] = {
+    "operator": lambda own: own.signer,
+    "purpose": lambda own: own.job.purpose or "none",
+    "method": lambda own: own.job.method_name,
+    "model": lambda own: own.job.model.name,
+    "what leaves": lambda own: own.parts,
+    "read by": lambda own: own.readers,
+    "bytes of the largest round": lambda own: f"{own.largest:,}",
     "privacy": _privacy,
-    "blind sums": lambda job: "yes" if job.security.required else "no",
-    "silos": lambda job: ", ".join(job.silos),
-    "rounds": lambda job: number(job.length, "round"),
-    "packages": lambda job: ", ".join(f"{one.name} {one.version}" for one in job.packages),
+    "blind sums": lambda own: "yes" if own.job.security.required else "no",
+    "silos": lambda own: own.job.silos,
+    "rounds": lambda own: number(own.job.length, "round"),
+    # By their digests too: a version may have another content.
+    "code of packages": lambda own: tuple(
+        f"{one.name} {one.version} ({one.sha256[:12]}…)" for one in own.job.packages
+    ),
 }

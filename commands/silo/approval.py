@@ -1,8 +1,10 @@
 """``staddle silo jobs``, ``approve`` and ``decline``: the last word of the silo's own people."""
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +16,19 @@ from ...files.documents import parse_json, read_bytes
 from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
+from ...security.identity.roster import Roster
 from ...security.ledger.audit import LEDGER
 from ...security.ledger.messages import of_type
 from ...security.ledger.records import JobDecline
 from ...security.policy import policy as policies
-from ...security.policy.policy import SiloPolicy
+from ...security.policy.policy import Policy, SiloPolicy
 from ...silo import config as configs
 from ...silo import status
 from ...silo.admission import approvals, checks
 from ...silo.admission.approvals import ShownJob
 from ...silo.check import spent_of
 from ...silo.config import SiloConfig
-from ..policy.review import review
+from ..policy.review import ReviewedJob, review
 from ..terminal import printer
 from ..terminal.printer import PrintedTable
 
@@ -111,26 +114,55 @@ def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str
     job, signer = checks.read_job(signed, roster, policy.file.packages, f"job {name!r}")
     own = checks.on_data_set(job, policy, roster.coordinator.id)
     silo = load_entry(config.keys / ENTRY_FILE).id
-    before = _last_accepted(config, job, policy)
-    lines = list(review(JobPlan(job), signer, silo, own, roster, before))
+    seen = partial(_reviewed, roster=roster, policy=own)
+    before = _accepted_before(config, job, signer, policy)
+    lines = list(review(seen(job, signer), silo, own, seen(*before) if before else None))
     if job.privacy is not None and own.budget is not None:
         _, spent = spent_of(own.dataset, own.budget, config)
         lines.append(spent)
     return signed, policy, lines
 
 
-def _last_accepted(config: SiloConfig, job: Job, policy: SiloPolicy) -> Job | None:
-    """The job on the same data set that was accepted last and is not this one."""
+def _reviewed(job: Job, signer: str, roster: Roster, policy: Policy) -> ReviewedJob:
+    plan = JobPlan(job)
+    return ReviewedJob(plan, signer, checks.outflows(plan, roster, policy))
+
+
+def _accepted_before(
+    config: SiloConfig, job: Job, signer: str, policy: SiloPolicy
+) -> tuple[Job, str] | None:
+    """An accepted job on the same data set that is not this one, and who signed it.
+
+    The last one with a name like this one's, such as lung-2 and lung-1; else the last of the same
+    operator; else the last.
+    """
     dataset = policy.on(job.dataset).dataset
-    kept = (config.directory / "jobs").glob("*/job.json")
-    for path in sorted(kept, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in _likest(config.directory / "jobs", job.name, signer):
         # One that this release, policy or configuration cannot read is not compared with.
         with suppress(LocalError):
-            document = parse_json(read_bytes(path), str(path)).get("document")
-            other = Job.from_document(document, str(path), policy.file.packages)
+            signed = parse_json(read_bytes(path), str(path))
+            other = Job.from_document(signed.get("document"), str(path), policy.file.packages)
             if other.digest != job.digest and policy.on(other.dataset).dataset == dataset:
-                return other
+                return other, str(signed.get("signer"))
     return None
+
+
+def _likest(jobs: Path, name: str, signer: str) -> list[Path]:
+    """The signed files that this silo keeps, those first that may be the same people's job."""
+
+    def likeness(path: Path) -> tuple[bool, bool, int]:
+        found = ""
+        with suppress(LocalError):
+            found = str(parse_json(read_bytes(path), str(path)).get("signer"))
+        alike = _stem(path.parent.name) == _stem(name)
+        return alike, found == signer, path.stat().st_mtime_ns
+
+    return sorted(jobs.glob("*/job.json"), key=likeness, reverse=True)
+
+
+def _stem(name: str) -> str:
+    """A job's name without its number or date."""
+    return re.sub(r"[-0-9]+$", "", name)
 
 
 def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:

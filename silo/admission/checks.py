@@ -248,9 +248,14 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
         yield from _holder_objections(job, policy)
 
 
-def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
+def smallest_sum(job: Job) -> int:
+    """Silos of the smallest sum that a blind job's rounds together reveal."""
     # Over many rounds the sums tell those of single batches, so the smallest batch is what counts.
-    smallest = min(map(len, job.batches), default=job.cohort_size)
+    return min(map(len, job.batches), default=job.cohort_size)
+
+
+def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
+    smallest = smallest_sum(job)
     honest = smallest - job.security.colluders
     fix = "have it signed for more silos"
     if smallest < len(job.silos):
