@@ -21,6 +21,7 @@ from ...security.blind.weight_checks import weights_fault
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.roster import Roster
+from ...security.identity.selection import among
 from ...security.identity.signed_document import verify_document
 from ...security.policy.policy import Decision, Policy, SiloPolicy, Verdict
 from ...security.policy.release import Release
@@ -384,9 +385,10 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
             f" trust that none of them colludes with the coordinator, or ask {instead}"
         )
 
-    # (9) And there is no reason to think that it is: whoever runs it runs no silo.
+    # (9) And there is no reason to think that it is: whoever runs it runs no silo of the job. Any
+    # other silo has no key of the job, and no message of it.
     runs = {coordinator.organisation, coordinator.host_operator}
-    both = roster.in_one_hand
+    both = among(roster.in_one_hand, plan.job.silos)
     if takes_trust and both:
         yield (
             f"the organisations behind {coordinator.id} ({' and '.join(sorted(runs))}) also run"

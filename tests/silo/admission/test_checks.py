@@ -605,6 +605,20 @@ def test_4_a_keyed_job_is_declined_where_its_host_runs_a_silo(blind, keyed, made
     assert sum_objections(JobPlan(blind.job), job["policy"], made.roster) == ()
 
 
+@pytest.mark.parametrize("key", ["organisation", "host_operator"])
+def test_4_a_silo_outside_a_keyed_job_has_no_key_of_it_and_may_be_its_hosts(
+    blind, keyed, made, key
+):
+    """It is admitted to the federation while the job runs: the job continues."""
+    host = made.roster.coordinator.host_operator
+    outside = made.roster["silo-c"].model_copy(update={"id": "outside", key: host})
+    entries = (*made.roster.entries, outside)
+    roster = made.roster.model_copy(update={"entries": entries})
+    job = keyed("beside", TRUST)
+    assert roster.in_one_hand == ("outside",)
+    assert sum_objections(JobPlan(blind.job), job["policy"], roster) == ()
+
+
 def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keyed, made):
     roster = hosted(made, "coordinator", host_operator=made.roster["silo-b"].organisation)
     job = keyed("hosted", TRUST)
