@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, str] = {
     "roster sign": "members.roster:sign",
     "roster show": "members.roster:show",
     "roster verify": "members.roster:verify",
+    "roster take": "members.roster:take",
     "operator init": "terminal.examples:operator",
     "job init": "job:init",
     "job sign": "job:sign",
