@@ -113,8 +113,9 @@ def setup(form: Format) -> None:
         others.addHandler(_Libraries())
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(_Lines(form))
+    stream.setLevel(logging.INFO)
     _LOGGER.handlers[:] = [stream]
-    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.setLevel(logging.DEBUG)  # for those who follow, such as the metrics
     # Otherwise each event would also go to the root logger's handlers.
     _LOGGER.propagate = False
 
@@ -125,6 +126,14 @@ def event(name: str, **fields: object) -> None:
     ``fields`` are names, counts, sizes and codes; never data, parameters or secrets.
     """
     _LOGGER.info(name, extra={"fields": fields})
+
+
+def unwritten(name: str, **fields: object) -> None:
+    """Something happened once more, of which no line is written: it could fill the disk.
+
+    Whoever follows the events is told. ``fields`` as for ``event``.
+    """
+    _LOGGER.debug(name, extra={"fields": fields})
 
 
 def problem(name: str, **fields: object) -> None:

@@ -1379,6 +1379,7 @@ class VerifiedRoster:
             raise FaultError("has signatures twice, or not in the order of their ids")
         self.federation: str = document["federation"]
         self.threshold: int = document["threshold"]
+        self.version: int = document["version"]
         self.found = f"version {document['version']} of {self.federation!r}"
         self.signers = document.pop("signatures")
         self.signed_bytes = framed("staddle/roster/1", canonical(document))
@@ -1521,16 +1522,19 @@ Run = Generator[str, None, Result]
 
 
 def roster_bytes(path: Path) -> bytes:
-    """A roster file, or the roster that a ledger's folder kept last."""
+    """A roster file, or the newest of the rosters that a ledger's folder keeps.
+
+    Newest is the highest version: who put an older file back wrote it last.
+    """
     if not path.is_dir():
         return read(path, MAX_ROSTER)
-    text = ""
-    for record in RecordChain(segments(path)):
-        if record["type"] == "roster.change":
-            text = record["text"]
-    if not text:
+    records = RecordChain(segments(path))
+    kept: list[bytes] = [
+        record["text"].encode() for record in records if record["type"] == "roster.change"
+    ]
+    if not kept:
         raise FaultError("is of a ledger that keeps no roster; give the file")
-    return text.encode()
+    return max(kept, key=lambda text: VerifiedRoster(text).version)
 
 
 def run_keys(args: argparse.Namespace) -> Run:

@@ -84,9 +84,10 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     before, files = most_open_files()
     log.event("starting", files=files, files_before=before)
     stopped = stop_signal()
+    counts = metrics.MetricCounts("coordinator", metrics.COORDINATOR)
     while not stopped.done():
         renewed = asyncio.Event()
-        async with running(config, renewed) as address:
+        async with running(config, renewed, counts) as address:
             # The service manager hears it (commands/federation/systemd.py).
             log.event("ready")
             waits = asyncio.ensure_future(renewed.wait())
@@ -110,13 +111,15 @@ def continued(config: configs.CoordinatorConfig, address: str) -> configs.Coordi
 
 @asynccontextmanager
 async def running(
-    config: configs.CoordinatorConfig, renewed: asyncio.Event | None = None
+    config: configs.CoordinatorConfig,
+    renewed: asyncio.Event | None = None,
+    counts: metrics.MetricCounts | None = None,
 ) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on.
 
     ``renewed`` is set once the founders have handed in another roster, which counts from the next
-    start on. LocalError before the block for a wrong configuration, a taken port, or a folder that
-    another process has locked.
+    start on. ``counts`` are those of the process so far. LocalError before the block for a wrong
+    configuration, a taken port, or a folder that another process has locked.
     """
     renewed = renewed or asyncio.Event()
     keys, roster = _identity(config)
@@ -173,8 +176,7 @@ async def running(
         try:
             with metrics.served(
                 config.metrics,
-                "coordinator",
-                metrics.COORDINATOR,
+                counts or metrics.MetricCounts("coordinator", metrics.COORDINATOR),
                 lambda: gauges(daemon, guard.limits),
                 TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
             ):

@@ -21,7 +21,7 @@ import prometheus_client as prometheus
 import pydantic
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .. import log
@@ -255,17 +255,27 @@ class Gauge:
 Gauges: TypeAlias = Callable[[], Iterable[Gauge]]
 
 
-class _Counts:
-    """Follows the log by a table of rules."""
+class MetricCounts(Collector):
+    """What a daemon's process has counted, by a table of rules.
 
-    def __init__(
-        self, role: str, rules: Sequence[MetricRule], registry: prometheus.CollectorRegistry
-    ) -> None:
+    One for the process: a daemon that begins again under a new policy or roster counts on.
+    """
+
+    def __init__(self, role: str, rules: Sequence[MetricRule]) -> None:
+        # Otherwise each counter has a second series, its creation time.
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.role = role
+        # Not the library's global registry, which all daemons of a process would share.
+        self._registry = prometheus.CollectorRegistry()
         self._counting: dict[str, list[tuple[MetricRule, Any]]] = {}
         for rule in rules:
             name = f"staddle_{role}_{rule.name}"
-            metric = rule.kind(name, rule.help, rule.labels, registry=registry)
+            metric = rule.kind(name, rule.help, rule.labels, registry=self._registry)
             self._counting.setdefault(rule.event, []).append((rule, metric))
+
+    def collect(self) -> Iterator[Metric]:
+        """All counts as they are now."""
+        yield from self._registry.collect()
 
     def follow(self, event: str, fields: Mapping[str, object]) -> None:
         """Count one event; most count nothing."""
@@ -306,11 +316,7 @@ class _Now(Collector):
 
 @contextmanager
 def served(
-    config: MetricsConfig | None,
-    role: str,
-    rules: Sequence[MetricRule],
-    gauges: Gauges,
-    own: TlsFiles,
+    config: MetricsConfig | None, counts: MetricCounts, gauges: Gauges, own: TlsFiles
 ) -> Iterator[None]:
     """Count and answer while the block runs, in a thread of its own.
 
@@ -320,13 +326,10 @@ def served(
     if config is None:
         yield
         return
-    # Otherwise each counter has a second series, its creation time.
-    prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-    # Not the library's global registry, which all daemons of a process would share.
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
-    registry.register(_Now(role, gauges))
-    counts = _Counts(role, rules, registry)
+    registry.register(_Now(counts.role, gauges))
+    registry.register(counts)
     host, _, port = config.listen.rpartition(":")
     tls = client_tls(config.clients, own)
 

@@ -187,9 +187,10 @@ class Agent:
         # Asked first: no job is decided by a policy that is no longer the file's.
         why = changed() if may_reload(effect) else ""
         # Whoever changes a policy for a job may submit it at once.
-        decides = isinstance(effect, Decide)
-        while decides and not why and settling() and not self._stop.is_set():
-            await asyncio.sleep(LOOK_SECONDS)
+        while isinstance(effect, Decide) and not why and settling():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
+                return StopAsked()
             why = changed()
         if why:
             return ReloadAsked(why)

@@ -117,11 +117,12 @@ async def serve(config: SiloConfig) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stops.ask)
-        end = await _run(config, keys, ledger, files, stops)
+        counts = metrics.MetricCounts("silo", metrics.SILO)
+        end = await _run(config, keys, ledger, files, stops, counts)
         while isinstance(end, Reload):
             # The records say until when the old files counted, and from when the new ones do.
             ledger.append(StopRecord(reason=f"{end.why} changed"))
-            end = await _run(config, keys, ledger, files, stops)
+            end = await _run(config, keys, ledger, files, stops, counts)
         # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
@@ -177,7 +178,12 @@ def _watched_roster(config: SiloConfig, keys: Keys) -> WatchedFile[Roster]:
 
 
 async def _run(
-    config: SiloConfig, keys: Keys, ledger: Ledger, files: WatchedFiles, stops: Stops
+    config: SiloConfig,
+    keys: Keys,
+    ledger: Ledger,
+    files: WatchedFiles,
+    stops: Stops,
+    counts: metrics.MetricCounts,
 ) -> Exit | Reload:
     """Run one agent by the files of now, until it ends."""
     silo = keys.entry.id
@@ -209,8 +215,7 @@ async def _run(
         members = (keys.entry, roster.coordinator)
         with metrics.served(
             config.metrics,
-            "silo",
-            metrics.SILO,
+            counts,
             lambda: gauges(config, agent, ledger, members),
             metrics.TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
         ):

@@ -221,6 +221,8 @@ class Guard(grpc.aio.ServerInterceptor):
             except RefusedError as error:
                 if self._is_logged(context, method, error):
                     log_refusal(method, error)
+                else:
+                    log.unwritten("refused", peer=error.peer, method=method, code=error.code)
                 await refuse(context, error)
             except StaddleError as error:
                 await fail(context, method, error)

@@ -199,7 +199,7 @@ def reconcile(
         uploads=len(matches.uploads),
         bytes=sum(upload.digest.message.bytes for upload in matches.uploads.values()),
         deliveries=sum((ours.deliveries & theirs.deliveries).values()),
-        unchecked=_unchecked(matches, roster),
+        unchecked=_unchecked(ours, matches, roster),
         gaps=tuple(_gaps(ours, theirs, matches, earlier, roster)),
         differences=tuple(differences),
     )
@@ -225,13 +225,20 @@ class Matches:
         self.uploads = {upload.digest.seq: upload for _, upload in self.both}
 
 
-def _unchecked(matches: Matches, roster: Roster | None) -> int:
-    """How many uploads have a receipt under another roster than this one."""
+def _unchecked(ours: SiloSide, matches: Matches, roster: Roster | None) -> int:
+    """How many uploads have a receipt of another roster, which does not hold under this one.
+
+    Under another version the coordinator or the silo may have had other keys. Where both had the
+    same, a receipt is the same under any version.
+    """
     if roster is None:
         return 0
-    # Under another version the coordinator may have had another key.
     digest = rosters.digest(roster)
-    return sum(upload.digest.roster != digest for _, upload in matches.both)
+    return sum(
+        bool(_unfit(ours, record, roster))
+        for record, upload in matches.both
+        if upload.digest.roster != digest
+    )
 
 
 def _same(upload: LedgerUpload, record: Received) -> bool:
@@ -339,7 +346,7 @@ def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterato
             )
         if roster is None:
             continue
-        if fault := _receipt_fault(ours.name, record, upload, root, roster):
+        if fault := _receipt_fault(ours, record, upload, roster):
             yield f"{where}: {fault}"
 
 
@@ -369,23 +376,26 @@ def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
     return TreeHead.parse(note.text)
 
 
-def _receipt_fault(
-    silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster
-) -> str:
+def _receipt_fault(ours: SiloSide, record: Received, upload: LedgerUpload, roster: Roster) -> str:
     # Under another version of the roster it is counted as unchecked (``_unchecked``).
     if upload.digest.roster != rosters.digest(roster):
         return ""
+    return _unfit(ours, record, roster)
+
+
+def _unfit(ours: SiloSide, record: Received, roster: Roster) -> str:
+    """Why a receipt is not what the coordinator of this roster signs; empty if it is."""
     receipt = Receipt(
         federation=roster.federation,
-        members=rosters.members_digest(roster, (silo,)),
-        silo=silo,
+        members=rosters.members_digest(roster, (ours.name,)),
+        silo=ours.name,
         job=record.job_digest,
         round=record.round,
         size=record.message.bytes,
         sha256=record.message.sha256,
         ledger_seq=record.ledger_seq,
         ledger_leaf=record.ledger_leaf,
-        ledger_root=root.hex(),
+        ledger_root=ours.tree.root(record.ledger_seq + 1).hex(),
     )
     try:
         receipt.verify(roster.coordinator, bytes.fromhex(record.receipt))

@@ -216,7 +216,8 @@ def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, w
 
 
 def test_a_stranger_cannot_fill_the_disk_with_lines_of_the_log(here, world, monkeypatch):
-    logged, problem = [], guard.log.problem
+    logged, problem, counted = [], guard.log.problem, []
+    monkeypatch.setattr(guard.log, "unwritten", lambda name, **_: counted.append(name))
     monkeypatch.setattr(
         guard.log, "problem", lambda *a, **f: (logged.append(a[0]), problem(*a, **f))
     )
@@ -239,6 +240,8 @@ def test_a_stranger_cannot_fill_the_disk_with_lines_of_the_log(here, world, monk
     here.run(scenario())
     assert logged.count("refused") == STRANGERS_LOGGED - 1 + times
     assert logged.count("refused.many") == 1
+    # All are counted, whether a line is written or not.
+    assert len(counted) + logged.count("refused") == 3 * times
 
 
 def publishing(here, world, keys):

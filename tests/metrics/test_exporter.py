@@ -13,6 +13,7 @@ from staddle.metrics.exporter import (
     COORDINATOR,
     SILO,
     Gauge,
+    MetricCounts,
     MetricRule,
     MetricsConfig,
     TlsFiles,
@@ -24,7 +25,7 @@ NONE = TlsFiles(Path("none"), Path("none"))  # nothing asks for them without ``c
 
 
 @contextmanager
-def running(rules=(), gauges=(), config=HERE, role="silo", own=NONE):
+def running(rules=(), gauges=(), config=HERE, role="silo", own=NONE, counts=None):
     """A function that reads the metrics once, as name with labels → value."""
     heard = []
 
@@ -33,7 +34,10 @@ def running(rules=(), gauges=(), config=HERE, role="silo", own=NONE):
             heard.append(fields["address"])
 
     log.setup("json")
-    with log.followed(follow), served(config, role, rules, lambda: gauges, own):
+    with (
+        log.followed(follow),
+        served(config, counts or MetricCounts(role, rules), lambda: gauges, own),
+    ):
 
         def read():
             with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=60) as answer:
@@ -119,6 +123,22 @@ def test_events_are_counted_by_their_labels_and_amounts():
     assert found["process_resident_memory_bytes"] > 1e6
 
 
+def test_a_daemon_that_begins_again_counts_on():
+    counts = MetricCounts("silo", (MetricRule("a", "seen", "x"),))
+    for expected in (1, 2):
+        with running(counts=counts) as read:
+            log.event("a")
+            assert read()["staddle_silo_seen_total"] == expected
+
+
+def test_what_no_line_is_written_of_is_counted(capsys):
+    with running((MetricRule("a", "seen", "x", ("code",)),)) as read:
+        log.event("a", code="LIMIT")
+        log.unwritten("a", code="LIMIT")
+        assert read()['staddle_silo_seen_total{code="LIMIT"}'] == 2
+    assert capsys.readouterr().err.count("LIMIT") == 1
+
+
 def test_gauges_are_read_at_the_time_of_asking():
     values = {("a",): 1}
     with running(gauges=[Gauge("near", "x", ("silo",), values)], role="coordinator") as read:
@@ -136,7 +156,7 @@ def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(ca
 
 
 def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
-    with served(None, "silo", (MetricRule("a", "seen", "x"),), lambda: (), NONE):
+    with served(None, MetricCounts("silo", (MetricRule("a", "seen", "x"),)), lambda: (), NONE):
         assert "metrics.listening" not in capsys.readouterr().err
     with running() as read:
         pass
@@ -148,7 +168,7 @@ def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
 def test_a_taken_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        wanted = served(MetricsConfig(listen=listen), "silo", (), lambda: (), NONE)
+        wanted = served(MetricsConfig(listen=listen), MetricCounts("silo", ()), lambda: (), NONE)
         with (
             pytest.raises(
                 LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")

@@ -19,7 +19,15 @@ from faults.listener import GET, SECONDS, app, connected, received, scraped
 
 from staddle.errors import LocalError
 from staddle.metrics import listener
-from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, client_tls, log, served
+from staddle.metrics.exporter import (
+    Gauge,
+    MetricCounts,
+    MetricsConfig,
+    TlsFiles,
+    client_tls,
+    log,
+    served,
+)
 from staddle.security.identity.certificate import BACKDATED, LIFETIME, utc_now
 from staddle.security.identity.keys import Role, create_keys
 
@@ -33,8 +41,7 @@ def address():
         log.followed(lambda _, fields: heard.append(fields.get("address"))),
         served(
             MetricsConfig(listen="127.0.0.1:0"),
-            "silo",
-            (),
+            MetricCounts("silo", ()),
             lambda: [Gauge("near", "x", ("silo",), {("0",): 1})],
             TlsFiles(Path("none"), Path("none")),
         ),

@@ -116,6 +116,9 @@ def test_keys_come_from_the_newest_roster_of_a_ledger(tool, made, tmp_path):
     status, found = tool.json("keys", folder, *made.founder)
     assert (status, found["digest"]) == (0, rosters.digest(made.new))
     assert found["keys"][SILO] == str(log_key("lung", SILO, made.keys[SILO].entry.log_key))
+    again = store(tmp_path / "again", [lines(made, made.new, made.old)])
+    _, found = tool.json("keys", again, *made.founder)
+    assert found["digest"] == rosters.digest(made.new)
     empty = store(tmp_path / "empty", [chained([start()])])
     assert tool("keys", empty, *made.founder)[0] == 1
 

@@ -183,6 +183,14 @@ def test_a_silo_that_went_on_under_new_keys(world, tmp_path):
     assert "2 receipts are under other rosters, not checked" in said
 
 
+def test_receipts_of_an_older_roster_hold_under_a_newer_one_with_the_same_keys(world):
+    """Somebody else came or went: the members that a receipt is bound to are the same."""
+    said = run("reconcile", *sides(world), "--roster", other_roster(world))
+    assert "both have 2 uploads" in said
+    assert "receipts and heads checked\n" in said
+    assert "other rosters" not in said
+
+
 def test_a_silo_that_began_anew_under_new_keys(world, tmp_path):
     roster = other_roster(world, silo_a=create_keys(tmp_path / "new", SILO, Role.SILO, "Org"))
     put_back(world.ours, {})
