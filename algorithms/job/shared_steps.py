@@ -67,7 +67,7 @@ from ..course import (
     settled,
 )
 from ..exchange.delivery import Combined, CoordinatorState, Delivery, Results
-from ..exchange.parts import WEIGHT, Contribution, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import WEIGHT, Contribution, Exchange, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting, initial_state
 from ..tasks.task import cells
 from .privacy_table import PrivacyTable
@@ -80,6 +80,7 @@ class SharedSteps(Method):
     """``inner`` with one step a round, where it gives a weighted mean of what it trains."""
 
     weighs: ClassVar[bool] = True  # silos by their numbers of records
+    means: ClassVar[frozenset[Exchange]] = frozenset({Sum("mean")})  # that a step may be
 
     def __init__(
         self, inner: Method, setting: Setting, table: PrivacyTable, lr: Callable[[int], float]
@@ -168,7 +169,7 @@ class SharedSteps(Method):
     def _meant(self, round_: int) -> tuple[Part, ...]:
         """The parts that the method sums by weight; none in a round that gives anything else."""
         parts = self._inner.up(round_)
-        return parts if all(part.exchange == Sum("mean") for part in parts) else ()
+        return parts if all(part.exchange in self.means for part in parts) else ()
 
     def _summed(self, round_: int) -> dict[str, TensorSpec]:
         """The parameters that a round sums, by their names ``part.parameter``."""
@@ -372,12 +373,15 @@ class SharedUpdates(SharedSteps):
     """``inner`` in which silos upload updates, cut to the clip and under shares of the noise."""
 
     weighs = False
+    # Each silo counts alike in any case, so a method may say so itself.
+    means = frozenset({Sum("mean"), Sum("mean", most=1.0)})
 
     def _check(self) -> None:
         """LocalError where anything leaves but means of what silos train from one model."""
         where = 'privacy.unit = "silo"'
         given = chain.from_iterable(map(self._inner.up, self._rounds))
-        if not self._inner.sums_steps or {part.exchange for part in given} != {Sum("mean")}:
+        exchanges = {part.exchange for part in given}
+        if not (self._inner.sums_steps and exchanges and exchanges <= self.means):
             raise LocalError(
                 f"{where} with method {self.name!r} and its options: silos upload something else"
                 " than what each trained from one model, for a mean; choose a method that"

@@ -102,6 +102,13 @@ def length(numbers):
     return sum(int(number) ** 2 for values in numbers for number in values.flatten())
 
 
+def test_a_method_whose_silos_count_alike_gives_the_same():
+    """They count alike in any case."""
+    equal, weighed = (run(whole_job(options={"weights": how})) for how in ("equal", "samples"))
+    for silo in SILOS:
+        assert_close(equal.states[silo].parts, weighed.states[silo].parts, rtol=0, atol=0)
+
+
 def test_a_round_without_noise_moves_by_the_mean_of_updates_that_are_cut_to_the_clip():
     job = whole_job(rounds=1)
     data = shards(job)
