@@ -32,7 +32,8 @@ def _of_its_kind(value: Any) -> Task:
     match value:
         case Task():
             return value
-        case {"kind": str(kind)} if kind in packages.names(packages.TASKS) and kind not in TASKS:
+        # Not the other way round: to ask what is installed takes as long as all the rest of a job.
+        case {"kind": str(kind)} if kind not in TASKS and kind in packages.names(packages.TASKS):
             return _foreign(kind).model_validate(value)
         case _:
             return of_kind(value, TASKS)

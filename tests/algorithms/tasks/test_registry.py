@@ -17,6 +17,7 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.record_checks import check_records
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
+from staddle.files import packages
 from staddle.files.documents import canonical_json, parse_json
 from staddle.simulator.run.history import of_round
 
@@ -48,11 +49,14 @@ def test_a_job_that_names_no_task_classifies():
 
 
 @pytest.mark.parametrize("kind", ["regression", "multilabel", "survival"])
-def test_documents_are_read_back(kind):
+def test_documents_are_read_back_without_a_look_at_what_is_installed(kind, monkeypatch):
+    """That look takes as long as all the rest."""
     job = Job.from_file(JobFile.model_validate(document(kind)), "test")
+    monkeypatch.setattr(packages, "entry_points", None)
     assert read(job.document()) == job
     known = evaluated(evaluation_of(job.document()))
     assert known.counting == job.counting
+    monkeypatch.undo()
     other = {**job.document(), "task": {**job.document()["task"], "kind": "regresion"}}
     with refused("no such kind|runs code of|unknown task"):
         read(other)
