@@ -67,6 +67,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
     return result
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests wait for daemons come first.
+
+    Whoever runs them waits for most of the time, so the others should have something to compute all
+    the while; and none of these, the longest, is left for the end, when nobody else has any.
+    """
+    forking = {item.path for item in items if "fork_server" in getattr(item, "fixturenames", ())}
+    waits = lambda path: path in forking or path.parent.name == "federation"
+    items.sort(key=lambda item: not waits(item.path))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test draws, and what it writes, does not depend on which others the same process ran
     before it.
