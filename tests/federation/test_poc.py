@@ -1,4 +1,4 @@
-"""``staddle poc``: a federation that outlives its commands, in processes as shipped.
+"""``staddle poc``: a federation that outlives its commands, first in processes as shipped.
 
 Each test ends every process that was begun in its folder, however it ends.
 """
@@ -12,10 +12,13 @@ import subprocess
 import sys
 import tarfile
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from federation.conftest import check_logs, free_port
+from federation.fork_server import Forked
 from typer.testing import CliRunner
 
 from staddle.commands.federation import background
@@ -29,6 +32,12 @@ from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.log.head import own_log_key
 from staddle.security.log.lock import claimed, locked
 
+SESSION = """
+import os, runpy, sys
+os.setsid()
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 ROWS = [(age, sex, (age + 20 * (sex == "f")) // 61) for age in range(30, 90) for sex in "fm"]
 
 
@@ -51,6 +60,26 @@ def folder(tmp_path, monkeypatch):
             if any(str(tmp_path) in word for word in process.cmdline()):
                 process.kill()
                 process.wait()
+
+
+@pytest.fixture
+def fork(monkeypatch, fork_server):
+    """Once called, further daemons are forked, in sessions of their own: as shipped each would take
+    the seconds of its imports.
+    """
+    made = []
+
+    def launch(command, *, stdin, stdout, stderr, start_new_session):
+        assert (command[:3], start_new_session) == ([sys.executable, "-P", "-m"], True)
+        forked = [*command[:2], "-c", SESSION, *command[3:]]
+        made.append(Forked(fork_server, forked, str(Path.cwd()), [stderr.fileno()] * 2))
+        return made[-1]
+
+    popen = SimpleNamespace(Popen=launch, DEVNULL=subprocess.DEVNULL)
+    yield lambda: monkeypatch.setattr(background, "subprocess", popen)
+    for process in made:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
@@ -79,7 +108,7 @@ def check_ledger(folder, state, keys):
 
 
 @pytest.mark.timeout(900)
-def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
+def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path, fork, fork_server):
     """Two commands to a result; then a killed agent, one more silo, and one that moves."""
     said = staddle("poc", "up", folder, *files, "--port", free_port())
     assert "All keys and all records lie on this machine" in said
@@ -106,6 +135,7 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
     assert states(folder) == first
 
     # the same command changes nothing that runs, and starts what was killed
+    fork()
     os.kill(first["b"], signal.SIGKILL)
     psutil.Process(first["b"]).wait()
     assert states(folder) == {**first, "b": None}
@@ -145,7 +175,8 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path):
     (folder / "jobs" / "moved.toml").write_text(text.replace('"first-7"', '"moved"'))
     daemons = []
     with running(daemons):
-        daemons.append(ChildProcess("c", ("-m", "staddle.silo"), moved / "silo.toml"))
+        program = ("-m", "staddle.silo")
+        daemons.append(ChildProcess("c", program, moved / "silo.toml", fork_server.launch))
         daemons[0].wait_for("connected", 120)
         staddle("poc", "run", folder, "moved")
         while daemons[0].wait_for("job.finished", 120)["job"] != "moved":
@@ -166,7 +197,7 @@ def workspaces_port(folder):
 
 
 @pytest.mark.timeout(300)
-def test_a_port_that_is_taken_leaves_nothing_running(folder, files):
+def test_a_port_that_is_taken_leaves_nothing_running(folder, files, fork):
     before = set(psutil.Process().children(recursive=True))  # of other tests, such as fork servers
     # Not one that the kernel gives to connections: it must be free again right after.
     with (
@@ -179,6 +210,7 @@ def test_a_port_that_is_taken_leaves_nothing_running(folder, files):
     assert not any(states(folder).values())
     assert set(psutil.Process().children(recursive=True)) <= before
     # what was made stays, and the same command starts it
+    fork()
     assert "started: coordinator, a, b, c" in staddle("poc", "up", folder)
 
 
