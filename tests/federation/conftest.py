@@ -27,6 +27,7 @@ from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.local_federation import LocalFederation
+from staddle.commands.federation.operator_client import connected
 from staddle.commands.federation.processes import ChildProcess, Launcher, launched
 from staddle.commands.ledger.reconcile import compare
 from staddle.security.identity import roster as rosters
@@ -216,6 +217,20 @@ class Running:
             self.write_silo(silo)
 
     # Its end, and what it leaves behind.
+
+    def withdrawn(self, job: Job, *silos: str) -> None:
+        """Wait until these silos have declined a job, in whichever order, and withdraw it.
+
+        Until its admission is over it would pend, since their policies may change.
+        """
+        coordinator, left = self.daemons["coordinator"], set(silos)
+        while left:
+            declined = coordinator.wait_for("job.declined", 60)
+            assert declined["job"] == job.name, declined
+            left.remove(declined["silo"])
+        with connected(local_federation.write_operator(self.federation, self.address)) as operator:
+            operator.withdraw(job.name)
+        assert coordinator.wait_for("job.ended", 60)["job"] == job.name
 
     def completed(self, seconds: float = 120, then: Callable[[Job], Any] = lambda _: None) -> None:
         """Wait until all jobs have ended well at the coordinator; ``then`` look at each."""

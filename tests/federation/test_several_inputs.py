@@ -48,12 +48,11 @@ def test_a_silo_without_one_of_them_declines(start, document):
     running = start(*SILOS[:2])
     running.data = {silo: wards(60, i) for i, silo in enumerate(SILOS[:2])}
     model = {**WARD, "inputs": {**INPUTS, "labs": {"shape": [4]}}}
-    running.job({**document("other", SILOS[:2], min_cohort=2), "model": model})
-    coordinator = running.start_coordinator()
+    job = running.job({**document("other", SILOS[:2], min_cohort=2), "model": model})
+    running.start_coordinator()
     running.start_silos()
-    declined = coordinator.wait_for("job.declined", 60)
-    assert declined["code"] == "DATA"
-    coordinator.wait_for("job.ended", 60)
+    running.withdrawn(job, *SILOS[:2])
     running.stop()
-    (told,) = running.events(declined["silo"], "job.declined")
+    (told,) = running.events(SILOS[0], "job.declined")
+    assert told["code"] == "DATA"
     assert "a record here has image [1, 8, 8], labs [3], note [5], and the" in told["why"]

@@ -106,14 +106,13 @@ def test_records_of_another_task_are_refused(start, document):
     job = document("other", ("north", "east"))
     job["model"] = {"name": "mlp", "input": [1, 8, 8]}
     job["task"] = {"kind": "regression", "range": [0.0, 9.0]}
-    running.job(job)
-    coordinator = running.start_coordinator()
+    signed = running.job(job)
+    running.start_coordinator()
     running.start_silos()
-    declined = coordinator.wait_for("job.declined", 60)
-    assert declined["code"] == "DATA"
-    coordinator.wait_for("job.ended", 60)
+    running.withdrawn(signed, "north", "east")
     running.stop()
-    told = running.events(declined["silo"], "job.declined")
+    told = running.events("north", "job.declined")
+    assert told[0]["code"] == "DATA"
     assert "y is int64 [N], the job's task takes float32 [N]" in told[0]["why"]
 
 
