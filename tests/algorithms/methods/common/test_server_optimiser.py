@@ -100,12 +100,12 @@ def test_with_a_rate_of_one_and_no_momentum_every_method_is_itself(
     monkeypatch.setitem(catalog.METHODS, "composed", with_rate_one(name))
     model = MODELS.get(name, SMALL)
     plain, ours = (
-        make_job(each, QUICK.get(name), model, silos=list("abcd"), min_cohort=3, rounds=3)
+        make_job(each, QUICK.get(name), model, silos=list("abcd"), min_cohort=3, rounds=2)
         for each in (name, "composed")
     )
     shards = make_shards(plain)
     expected, found = (trained(job, shards) for job in (plain, ours))
-    names = {part.name for round_ in range(4) for part in ours.down(round_)}
+    names = {part.name for round_ in range(3) for part in ours.down(round_)}
     assert any(each.endswith("-stepped") for each in names)
     assert any(key.startswith("server/x/") for key in found.coordinator)
     for silo, state in expected.states.items():
