@@ -35,8 +35,11 @@ def pages(tmp_path_factory):
 SORTS = ("full", "keyed", "nasty", "crowded")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", SORTS)
+# The crowded page has no colour that the others have not, and axe looks at it for long.
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [*((name, "light") for name in SORTS), *((name, "dark") for name in SORTS[:-1])],
+)
 def test_axe_finds_nothing_and_a_narrow_screen_is_wide_enough(browser, pages, name, scheme):
     with shown(browser, pages[name], 400, scheme) as page:
         assert violations(page) == []
