@@ -41,6 +41,6 @@ def test_a_daemons_log_has_its_own_lines_alone(run):
     assert all(json.loads(line)["event"] for line in run())
 
 
-@pytest.mark.parametrize("level", ["ERROR", "DEBUG"])
-def test_grpcs_lines_are_there_for_who_asks(run, level):
-    assert not all(line.startswith('{"') for line in run(GRPC_VERBOSITY=level))
+def test_grpcs_lines_are_there_for_who_asks(run):
+    """At the level that has the fewest."""
+    assert not all(line.startswith('{"') for line in run(GRPC_VERBOSITY="ERROR"))
