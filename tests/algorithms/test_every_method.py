@@ -67,7 +67,9 @@ CASES = {
         model={"name": "convnet-digits"}),
     "fedala": Case(MODEL, options={"start_epochs": 1},
         not_private="how much of the global model a silo takes"),
-    "fedamp": Case({0: ("model mix, moved gram", ""), 1: ("model mix, moved gram", "model")}),
+    # a rotation takes the square of the model's size
+    "fedamp": Case({0: ("model mix, moved gram", ""), 1: ("model mix, moved gram", "model")},
+        model=LINEAR),
     "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES,
         security={"clip_exponent": 12}),
     "fedavg": Case(MODEL),
