@@ -14,10 +14,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 Format = Literal["text", "json"]
 Follower: TypeAlias = Callable[[str, Mapping[str, object]], None]  # name of an event, its fields
+KEPT = "daemon.log"  # in a daemon's folder: its newest events, for who looks at the folder
+KEPT_BYTES = 256 * 1024
 # All modules log events through this one.
 _LOGGER = logging.getLogger("staddle")
 
@@ -70,6 +74,28 @@ class _Libraries(logging.Handler):
         if record.name != _LOGGER.name:
             fields = {"logger": record.name, "text": self.format(record)}
             _LOGGER.log(record.levelno, "library", extra={"fields": fields})
+
+
+class _Kept(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 logging's name
+        """A disk that does not take a line ends nothing: standard error has it."""
+
+
+@contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Keep the newest events of this process in a file, too, while the block runs.
+
+    At most two files of KEPT_BYTES, in the form for people. What a process before has written
+    stays at their beginning.
+    """
+    keeping = _Kept(path, maxBytes=KEPT_BYTES, backupCount=1, encoding="utf-8", delay=True)
+    keeping.setFormatter(_Lines("text"))
+    _LOGGER.addHandler(keeping)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(keeping)
+        keeping.close()
 
 
 class _Following(logging.Handler):

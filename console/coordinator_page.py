@@ -1,5 +1,6 @@
 """What the page of a coordinator shows: plain values for the templates, from status and ledger."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ..commands.policy.visibility import (
     unbounded,
 )
 from ..coordinator.config import CoordinatorConfig
+from ..coordinator.live_status import SiloSeen
 from ..coordinator.rounds.events import in_words
 from ..coordinator.status import CoordinatorJobStatus, CoordinatorStatus
 from ..coordinator.storage.database import Database
@@ -33,10 +35,14 @@ AWAITED = {"admitting": "its answer to {}", "finishing": "its word that {} has e
 UPLOAD = "its upload to {}, round {}"
 LOST = "lost"  # code of a silo that was silent for six beats
 MOST_ROUNDS = 20  # in the table of a job
-SUMS_ONLY = (
-    "The coordinator keeps sums over the silos of a round, so how far single silos are apart cannot"
-    " be drawn here. Each silo sees its own figures on its own console."
-)
+# Why no curve shows how far single silos are apart; by whether the job's sums are blind.
+NO_SPREAD = {
+    True: "The coordinator sees nothing but sums over the silos of a round, so it cannot draw how"
+    " far single silos are apart. Each silo sees its own figures on its own console.",
+    False: "The coordinator adds up the silos' figures and keeps the sum alone, since no operator"
+    " may see a single silo's. So it cannot draw how far silos are apart. Each silo sees its own"
+    " figures on its own console.",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class SiloLine:
     host_operator: str
     state: str  # "connected", "not connected", "lost", or why it dropped out; "" if not known
     is_away: bool
+    live: SiloSeen
     heard: str  # time of its last upload
     bytes: int
     waits: tuple[str, ...]  # what is awaited from it
@@ -72,26 +79,23 @@ class JobDetails:
     awaited: str  # what those who are missing owe
     curves: tuple[MetricCurve, ...]
     untold: str  # why there are none
+    no_spread: str
     readable: tuple[str, ...]
     rounds: tuple[RoundLine, ...]
     seconds_left: float | None
 
 
 def silo_lines(
-    status: CoordinatorStatus,
-    roster: Roster,
-    facts: CoordinatorFacts | None,
-    connected: Mapping[str, bool],
+    status: CoordinatorStatus, roster: Roster, facts: CoordinatorFacts | None
 ) -> list[SiloLine]:
-    """All silos of the roster; ``connected`` is empty where the daemon does not tell."""
+    """All silos of the roster; which are connected is not known where no coordinator runs."""
     running = [job for job in status.jobs if job.stage not in IDLE]
     lines = []
     for entry in roster.having(Role.SILO):
         codes = [job.dropped[entry.id] for job in running if entry.id in job.dropped]
-        near = connected.get(entry.id)
-        state = {True: "connected", False: "not connected", None: ""}[
-            near if status.running else None
-        ]
+        live = status.live.silos.get(entry.id)
+        near = None if live is None else live.connected
+        state = {True: "connected", False: "not connected", None: ""}[near]
         # A silo that is back was lost for its round alone.
         if codes and not near:
             state = in_words(codes[0])
@@ -101,7 +105,8 @@ def silo_lines(
                 organisation=entry.organisation,
                 host_operator=entry.host_operator,
                 state=state,
-                is_away=near is False or LOST in codes,
+                is_away=near is False or (LOST in codes and not near),
+                live=live or SiloSeen(connected=False),
                 heard=facts.heard.get(entry.id, "") if facts else "",
                 bytes=facts.sent[entry.id] if facts else 0,
                 waits=tuple(_awaited(job) for job in running if entry.id in job.missing),
@@ -112,6 +117,20 @@ def silo_lines(
 
 def _awaited(job: CoordinatorJobStatus) -> str:
     return AWAITED.get(job.stage, UPLOAD).format(job.job, job.closed)
+
+
+def queue(jobs: Iterable[CoordinatorJobStatus]) -> str:
+    """How many jobs stand where, such as "1 round, 2 queued"."""
+    stages = Counter(job.stage for job in jobs)
+    return ", ".join(f"{number} {stage}" for stage, number in stages.items()) or "none"
+
+
+def missing(job: CoordinatorJobStatus) -> list[str]:
+    """Who is missing in a job's stage, and why; none in one that does not run."""
+    if job.stage in IDLE:
+        return []
+    away = [f"{silo}: {in_words(code)}" for silo, code in job.dropped.items()]
+    return [*(f"{silo}: owes {_awaited(job)}" for silo in job.missing), *away]
 
 
 def summary(status: CoordinatorStatus) -> str:
@@ -144,6 +163,7 @@ def job_details(
         awaited=_awaited(found),
         curves=drawn,
         untold="" if drawn else _untold(found),
+        no_spread=NO_SPREAD[found.blind],
         readable=readable(signed, tuple(config.packages)),
         rounds=tuple(_round_lines(traffic)),
         seconds_left=None

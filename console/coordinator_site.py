@@ -1,13 +1,15 @@
 """The console of a coordinator."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..commands.federation.operator_client import connected as operator
-from ..coordinator import status
+from ..coordinator import live_status, status
 from ..coordinator.config import CoordinatorConfig
 from ..coordinator.status import CoordinatorStatus
+from ..log import KEPT
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Role
 from ..security.identity.roster import Roster
@@ -17,8 +19,7 @@ from . import coordinator_facts as facts
 from . import coordinator_page as page
 from .changes import SlowReading, Stamp, StampedValue, stamp_of
 from .coordinator_facts import CoordinatorFacts
-from .daemon_metrics import connected
-from .site import FileDownload, FormAction, Parameters, ShownPage
+from .site import FileDownload, FormAction, Parameters, ShownPage, log_page
 
 
 class CoordinatorSite:
@@ -41,7 +42,7 @@ class CoordinatorSite:
         self.pages: tuple[ShownPage, ...] = (
             ShownPage("/", "Federation", "federation.html", self._federation),
             ShownPage("/jobs/{job}", "", "job.html", self._job),
-            ShownPage("/log", "Log", "log.html", lambda _: {"unit": "staddle-coordinator"}),
+            log_page(config.directory, "staddle-coordinator"),
         )
         stops = FormAction("/jobs/{job}/stop", self._stop, "/jobs/{job}")
         again = FormAction("/verify", self._verify)
@@ -54,10 +55,11 @@ class CoordinatorSite:
 
     def look(self) -> Stamp:
         """What differs where a page would."""
-        config = self._config
-        near = connected(config.metrics)
-        runs = config.directory.is_dir() and held(config.directory)
-        return (*self._state(), runs, self._facts.count, *near.items())
+        folder = self._config.directory
+        live = live_status.read(folder)
+        # The file is written at each beat; a page of a minute ago is new enough.
+        silos = (replace(silo, seen=silo.seen[:16]) for silo in live.silos.values())
+        return (*self._state(), self._facts.count, *silos, *stamp_of([folder / KEPT]))
 
     def summary(self) -> str:
         """One sentence."""
@@ -81,7 +83,6 @@ class CoordinatorSite:
 
     def _federation(self, _: Parameters) -> Mapping[str, Any]:
         found, roster = self._status.get(), self._roster()
-        near = connected(self._config.metrics)
         return {
             "status": found,
             "facts": self._facts.found,
@@ -89,8 +90,9 @@ class CoordinatorSite:
             "roster": roster,
             "founders": roster.having(Role.FOUNDER),
             "operators": roster.having(Role.OPERATOR),
-            "silos": page.silo_lines(found, roster, self._facts.found, near),
-            "tells": bool(near),
+            "silos": page.silo_lines(found, roster, self._facts.found),
+            "queue": page.queue(found.jobs),
+            "missing": {job.job: page.missing(job) for job in found.jobs},
         }
 
     def _job(self, parameters: Parameters) -> Mapping[str, Any]:
@@ -99,7 +101,6 @@ class CoordinatorSite:
         return {
             "title": f"Job {job.job}",
             "job": page.job_details(self._config, job, self._facts.found),
-            "sums_only": page.SUMS_ONLY,
             "may_stop": self._operator is not None,
             "is_stoppable": job.stage not in ("ended", "finishing", "stopped"),
         }

@@ -89,6 +89,7 @@ class ModelLine:
     """How good the models of a job are on this silo's own held-out records."""
 
     job: str
+    method: str
     tested: int | None
     delivered: str
     trained: str
@@ -221,6 +222,7 @@ def model_lines(config: SiloConfig, jobs: Sequence[SiloJobStatus]) -> Iterator[M
         last = report["final"] or report["rounds"][-1]
         yield ModelLine(
             job=job.job,
+            method=job.method,
             tested=job.tested,
             delivered=_score(form, last.get("score_delivered")),
             trained=_score(form, last.get("score_trained")),

@@ -11,6 +11,7 @@ from ..commands.report.page import RosterSources
 from ..commands.silo.approval import reviewed
 from ..errors import LocalError
 from ..files.documents import disk
+from ..log import KEPT
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.keys import ENTRY_FILE, load_entry
@@ -28,7 +29,7 @@ from . import silo_facts as facts
 from . import silo_page as page
 from .changes import SlowReading, Stamp, StampedValue, stamp_of
 from .silo_facts import SiloFacts
-from .site import FileDownload, FormAction, Parameters, ShownPage
+from .site import FileDownload, FormAction, Parameters, ShownPage, log_page
 
 FILES_OF_A_JOB = ("job.json", "report.json", "failed", "dataset")
 
@@ -61,6 +62,7 @@ class SiloSite:
             ShownPage("/models", "Models", "models.html", self._models),
             ShownPage("/checks", "Checks", "checks.html", self._checks),
             ShownPage("/report", "Report", "report.html", lambda _: {}),
+            log_page(config.directory, "'staddle-silo@*'"),
         )
         reads = (
             FormAction("/verify", self._verify),
@@ -82,7 +84,9 @@ class SiloSite:
 
     def look(self) -> Stamp:
         """What differs where a page would."""
-        return (*self._job_files(), self._runs(), self._facts.count, self._checked_at, self._day())
+        log = stamp_of([self._config.directory / KEPT])
+        here = (self._runs(), self._facts.count, self._checked_at, self._day())
+        return (*self._job_files(), *here, *log)
 
     def summary(self) -> str:
         """One sentence."""

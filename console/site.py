@@ -3,14 +3,15 @@
 import hmac
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from importlib import resources
+from os import SEEK_END
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, quote
 
-import jinja2
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -24,13 +25,15 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from ..commands.terminal.output import size
 from ..commands.terminal.printer import printable
 from ..errors import StaddleError
+from ..log import KEPT
 from .access import Sessions
 from .changes import Stamp, changes
+from .rendering import environment, packaged
 
 MOST_BYTES = 16 * 1024  # of a form: its token, digests, and a reason
+LOG_BYTES, LOG_LINES = 64 * 1024, 200  # of the log that are shown
 STATIC = {  # no other file is served, whatever path is asked for
     "console.css": "text/css",
     "console.js": "text/javascript",
@@ -91,13 +94,33 @@ class Site(Protocol):
         """One sentence on what runs, read out to those who do not see the page."""
 
 
+def log_page(directory: Path, unit: str) -> ShownPage:
+    """The newest lines of a daemon's log, and where all of it is."""
+
+    def view(_: Parameters) -> Mapping[str, Any]:
+        return {"unit": unit, "lines": last_lines(directory / KEPT), "file": directory / KEPT}
+
+    return ShownPage("/log", "Log", "log.html", view)
+
+
+def last_lines(path: Path) -> list[str]:
+    """The end of a log file, oldest first; none where there is no file."""
+    with suppress(OSError), path.open("rb") as file:
+        start = max(0, file.seek(0, SEEK_END) - LOG_BYTES)
+        file.seek(start)
+        lines = file.read(LOG_BYTES).decode("utf-8", "replace").split("\n")
+        # The first line may be cut, and the last one is still empty.
+        return lines[start > 0 : -1][-LOG_LINES:]
+    return []
+
+
 class Application:
     """The routes of a site."""
 
     def __init__(self, site: Site, sessions: Sessions) -> None:
         self._site = site
         self._sessions = sessions
-        self._environment = _environment()
+        self._environment = environment()
         self._downloading = threading.Lock()  # one at a time: each reads a whole ledger
         pages = [
             Route(page.path, partial(self._page, page), methods=["GET"]) for page in site.pages
@@ -181,7 +204,7 @@ class Application:
         name = request.path_params["name"]
         if name not in STATIC:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        return Response(_packaged("static", name), media_type=STATIC[name])
+        return Response(packaged("static", name), media_type=STATIC[name])
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -193,31 +216,3 @@ async def _form(request: Request) -> dict[str, str]:
             return {}
     found = parse_qs(data.decode("utf-8", "replace"), max_num_fields=8, errors="replace")
     return {name: values[-1] for name, values in found.items()}
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: _packaged("templates", name).decode()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: printable(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        n="{:,}".format, size=size, span=span, at=lambda stamp: stamp[:19].replace("T", " ")
-    )
-    return environment
-
-
-def span(seconds: float) -> str:
-    """A length of time as people say it."""
-    units = ((86_400, "d"), (3600, "h"), (60, "min"))
-    for length, unit in units:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _packaged(folder: str, name: str) -> bytes:
-    return (resources.files(__package__) / folder / name).read_bytes()

@@ -24,9 +24,10 @@ from ..proto import tensor_pb2 as tensor
 from ..proto.stream import Digests
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
-from ..security.identity.keys import Keys
+from ..security.identity.keys import Keys, Role
 from ..security.identity.selection import among, without
 from ..security.ledger.ingress_ledger import ReceivingLedger
+from . import live_status
 from .config import CoordinatorConfig
 from .disk_need import check_room
 from .jobs.blind_collector import BlindCollector
@@ -34,6 +35,7 @@ from .jobs.collector import StoredUploadFile, Upload
 from .jobs.job_run import Collecting, FoldResult, JobRun, nothing
 from .jobs.plain_collector import PlainCollector
 from .jobs.secure_sum_runner import SumResources
+from .live_status import Greeting, SiloSeen
 from .rounds.events import (
     Began,
     Broken,
@@ -112,6 +114,7 @@ class Daemon:
         self.runs: list[JobRun] = []
         # In memory only: after a restart each silo has to say hello again.
         self.sessions: dict[str, bytes] = {}
+        self._greetings: dict[str, Greeting] = {}
         self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
         self.stopping = False
@@ -271,10 +274,27 @@ class Daemon:
         if new:
             self.tell(())
 
-    def greeted(self, silo: str) -> None:
+    def greeted(self, silo: str, greeting: Greeting) -> None:
         """Offer a silo again what it declined, once per session: its policy may have changed."""
+        self._greetings[silo] = greeting
+        self.note_silos()
         for run in self.runs:
             self.apply(run, Greeted(silo))
+
+    def note_silos(self) -> None:
+        """Write which silos are here, for those who look from outside."""
+        silos = [entry.id for entry in self.roster.having(Role.SILO)]
+        live_status.write(self.config.directory, {silo: self._silo_seen(silo) for silo in silos})
+
+    def _silo_seen(self, silo: str) -> SiloSeen:
+        heard = silo in self._seen
+        # Whose call waits is here now.
+        silent = 0.0 if self._waiting[silo] else self.silent_seconds(silo)
+        return SiloSeen(
+            connected=heard and not self._is_lost(silo),
+            seen=live_status.ago(silent) if heard else "",
+            **vars(self._greetings.get(silo, Greeting())),
+        )
 
     def hold(self) -> float:
         """Until when a call that begins now may wait, on the clock of the event loop."""
@@ -433,6 +453,7 @@ class Daemon:
         """
         while True:
             await asyncio.sleep(self.config.timing.beat_seconds)
+            self.note_silos()
             for run in self.runs:
                 for silo in filter(self._is_lost, awaited(run.state)):
                     self.apply(run, SiloLost(silo))

@@ -11,7 +11,9 @@ from ..errors import LocalError
 from ..files.documents import Disk, disk
 from ..security.identity.selection import among, without
 from ..security.log.lock import held
+from . import live_status
 from .config import CoordinatorConfig
+from .live_status import LiveStatus
 from .rounds.machine import JobState
 from .storage.database import Database, relayed
 from .storage.replay_log import Spooled, loaded
@@ -47,19 +49,22 @@ class CoordinatorJobStatus:
     last: LastRound | None
     attempt: int | None = None  # at the sum of a blind round, from 0
     relayed: tuple[str, ...] = ()  # parts that it passes on and cannot open
+    blind: bool = False  # each round is one secure sum
 
 
 @dataclass(frozen=True)
 class CoordinatorStatus:
     """The folder, whether a coordinator runs there, its disk and its jobs.
 
-    Jobs are read in one transaction; a running coordinator may have moved on since.
+    Jobs are read in one transaction; a running coordinator may have moved on since. ``live`` is
+    empty where none runs.
     """
 
     directory: Path
     running: bool
     disk: Disk
     jobs: tuple[CoordinatorJobStatus, ...]
+    live: LiveStatus = field(default_factory=LiveStatus)
 
 
 def read(config: CoordinatorConfig) -> CoordinatorStatus:
@@ -76,7 +81,10 @@ def read(config: CoordinatorConfig) -> CoordinatorStatus:
         # States only: a method's tensors may be large, and are not needed.
         folder = config.directory / "jobs"
         jobs = tuple(_job(state, database, folder / state.job) for state in database.states())
-    return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
+    running = held(config.directory)
+    # What a killed process left is old.
+    live = live_status.read(config.directory) if running else LiveStatus()
+    return CoordinatorStatus(config.directory, running, disk(config.directory), jobs, live)
 
 
 def _last(database: Database, job: str, folder: Path) -> LastRound | None:
@@ -117,6 +125,7 @@ def _job(state: JobState, database: Database, folder: Path) -> CoordinatorJobSta
         last=last,
         attempt=state.attempt if state.blind and state.stage == "round" else None,
         relayed=relayed(database.files(state.job)),
+        blind=state.blind,
     )
 
 

@@ -83,18 +83,22 @@ ANSWER_KIND_FAILED: AnswerKind
 ANSWER_KIND_DONE: AnswerKind
 
 class HelloRequest(_message.Message):
-    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest", "challenge")
+    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest", "challenge", "software", "clock")
     SILO_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     ROSTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     silo: str
     protocol_min: int
     protocol_max: int
     roster_digest: bytes
     challenge: bytes
-    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ...) -> None: ...
+    software: str
+    clock: int
+    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., software: _Optional[str] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster")

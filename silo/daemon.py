@@ -91,6 +91,7 @@ async def serve(config: SiloConfig) -> None:
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with (
         locked(config.directory),
+        log.kept(config.directory / log.KEPT),
         Ledger.open(ledger_folder, keys.entry.id, roster.federation, keys.log) as ledger,
     ):
         for left in list(config.directory.rglob(".*.tmp")):  # of a process that died while it wrote

@@ -29,6 +29,27 @@ def test_who_reads_a_line_finds_it_counted(monkeypatch):
     assert told == [("round.opened", {"round": 3}), "line", "round.opened", "line", "round.closed"]
 
 
+def test_the_newest_events_are_kept_in_a_bounded_file(tmp_path, monkeypatch, written):
+    monkeypatch.setattr(log, "KEPT_BYTES", 2000)
+    path = tmp_path / log.KEPT
+    log.setup("json")
+    with log.kept(path):
+        for number in range(100):
+            log.event("round.opened", round=number, why=HOSTILE)
+    log.event("later")
+    kept = path.read_text().splitlines()
+    assert " info    round.opened round=99 why='a" in kept[-1]
+    assert all(line.isprintable() for line in kept)
+    files = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert files.keys() == {log.KEPT, f"{log.KEPT}.1"}
+    assert max(files.values()) <= 2000
+    # The next process writes behind it; a folder that is gone ends nothing.
+    with log.kept(path), log.kept(tmp_path / "none" / log.KEPT):
+        log.problem("clock.wrong")
+    assert path.read_text().splitlines()[-1].endswith(" warning clock.wrong")
+    assert [json.loads(line)["event"] for line in written()[-3:-1]] == ["later", "clock.wrong"]
+
+
 HOSTILE = "a\x1b]52;c;eA==\x07b\rc\x9bd\u202ee\udc80f\ng\x7f"
 
 

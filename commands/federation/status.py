@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,12 @@ import typer
 from ...algorithms.tasks.counting import flattened
 from ...coordinator import config as coordinator_configs
 from ...coordinator import status as coordinator
+from ...coordinator.live_status import LiveStatus
 from ...coordinator.rounds.events import in_words
 from ...coordinator.status import CoordinatorJobStatus as CoordinatorJob
 from ...coordinator.status import CoordinatorStatus
 from ...errors import LocalError
-from ...files.documents import Disk, read_bytes
+from ...files.documents import Disk, read_bytes, write_atomic
 from ...files.toml_document import parse_document
 from ...silo import config as silo_configs
 from ...silo import status as silo
@@ -35,8 +37,12 @@ WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", 
 def status(
     config: Annotated[Path, typer.Option(help="coordinator.toml or silo.toml.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it as one web page that loads nothing else."),
+    ] = None,
 ) -> None:
-    """Show what runs here: jobs, rounds, who is missing, what left.
+    """Show what runs here: silos, jobs, rounds, who is missing, what left.
 
     Reads the disk and disturbs no daemon.
 
@@ -49,10 +55,15 @@ def status(
     else:
         at_silo = silo.read(silo_configs.load(config))
         document, lines = _silo_document(at_silo), _silo(at_silo)
-    if as_json:
+    if html is not None:
+        # By name: the console's templates lie above the commands, which do without them.
+        rendering = import_module("...console.rendering", __package__)
+        write_atomic(html, rendering.status_page(f"{document['role']}: {config}", lines))
+        printer.show(f"wrote {html}")
+    elif as_json:
         printer.show_json(document)
-        return
-    printer.show(*lines)
+    else:
+        printer.show(*lines)
 
 
 def is_coordinator(config: Path) -> bool:
@@ -78,8 +89,9 @@ def _coordinator_document(found: CoordinatorStatus) -> dict[str, Any]:
 def coordinator_lines(found: CoordinatorStatus) -> list[str | PrintedTable]:
     """A coordinator's jobs, for people."""
     head = _head("coordinator", found.running, found.directory, found.disk)
+    silos = _silos(found.live)
     if not found.jobs:
-        return [head, "no jobs"]
+        return [head, *silos, "no jobs"]
 
     rows = []
     stages: list[str] = []
@@ -88,7 +100,18 @@ def coordinator_lines(found: CoordinatorStatus) -> list[str | PrintedTable]:
         rows.append((job.job, job.stage, closed, job.outcome, _metrics(job)))
         stages += _stage(job)
     columns = ("job", "stage", "closed", "outcome", "last closed round")
-    return [head, _table(columns, rows), *stages]
+    return [head, *silos, _table(columns, rows), *stages]
+
+
+def _silos(live: LiveStatus) -> list[PrintedTable]:
+    """Which silos are here, where a coordinator runs and tells."""
+    rows = []
+    for name, own in live.silos.items():
+        state = "connected" if own.connected else "not connected"
+        heard = own.seen or "not since the coordinator started"
+        rows.append((name, state, heard, own.software or "-", own.clock or "-"))
+    columns = ("silo", "state", "last seen", "software", "clock")
+    return [_table(columns, rows)] if rows else []
 
 
 def _metrics(job: CoordinatorJob) -> str:

@@ -25,11 +25,13 @@ from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digester, chunks, recut
 from ...proto.wire import tensor_bytes, to_wire
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import utc_now
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
 from ..daemon import Daemon
 from ..jobs.collector import Attachments
 from ..jobs.job_run import JobRun, SiloDelivery
+from ..live_status import Greeting
 from ..rounds.events import Answered, Done, SiloFailed
 from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from ..storage.key_contributions import relayed
@@ -94,7 +96,8 @@ class Service:
         self._daemon.sessions[silo] = token
         self._daemon.attesting.ask(silo, request.challenge)
         self._daemon.saw(silo)
-        self._daemon.greeted(silo)
+        told = Greeting.of(request.software, request.clock, utc_now().timestamp())
+        self._daemon.greeted(silo, told)
         self._daemon.tell()
         return pb.HelloReply(
             protocol=min(request.protocol_max, PROTOCOL_MAX),

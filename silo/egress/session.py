@@ -2,7 +2,8 @@
 
 Control messages are greetings, polls, heartbeats, fetch requests (of deliveries and of weights),
 answers, questions about an upload and attestations of other silos' ledgers. They hold names,
-numbers, digests, signatures of tree heads and codes of closed lists. Each is counted before it
+numbers, digests, signatures of tree heads and codes of closed lists; a greeting also holds the
+version of this software and the time. Each is counted before it
 leaves, against the caps of the policy, which stand in the record that the session begins with. The
 totals are written when the session is over.
 
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from importlib.metadata import version
 
 from google.protobuf.message import Message
 
@@ -22,6 +24,7 @@ from ...proto import federation_pb2 as pb
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN
 from ...security.blind.plan import RoundPlan
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import utc_now
 from ...security.identity.keys import Keys
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import ControlClose, ControlOpen, JobAccept, JobDecline, Peer
@@ -177,6 +180,8 @@ class CoordinatorSession:
             protocol_max=PROTOCOL_MAX,
             roster_digest=bytes.fromhex(rosters.digest(self._roster)),
             challenge=challenge,
+            software=f"staddle {version('staddle')}",
+            clock=int(utc_now().timestamp()),
         )
         self.count(request)
         reply = await self.client.hello(request)

@@ -241,7 +241,8 @@ def test_a_file_is_saved_and_never_a_page_of_ours(entered):
 def test_no_template_has_a_script_or_a_style_in_its_text():
     found = 0
     for path in (resources.files("staddle.console") / "templates").iterdir():
-        text = path.read_text()
+        # The one page that is a file has the style sheet in its text.
+        text = path.read_text().replace("<style>{{ style }}</style>", "")
         found += 1
         assert not re.search(r"\son[a-z]+=|\sstyle=|<style|javascript:|\|\s*safe|hx-on|js:", text)
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))

@@ -2,20 +2,19 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.signed_federation import job_document
 
 from staddle.commands.federation import local_federation
-from staddle.console import coordinator_facts, coordinator_page, daemon_metrics
+from staddle.console import coordinator_facts, coordinator_page
 from staddle.console.coordinator_facts import CoordinatorFacts, RoundTraffic, gathered, seconds_left
 from staddle.coordinator import config as configs
 from staddle.coordinator import status
+from staddle.coordinator.live_status import LiveStatus, SiloSeen
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.files.documents import canonical_json
-from staddle.metrics.exporter import Gauge, MetricsConfig, TlsFiles, served
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.records import DeliveredRecord, MessageDigest, Received, Serving
 
@@ -110,17 +109,29 @@ def test_the_time_that_is_left_follows_from_the_last_closed_rounds():
 
 def test_each_silo_of_the_roster_stands_with_what_it_owes(made, found, facts):
     roster = rosters.load(made.roster)
-    a, b, c = coordinator_page.silo_lines(found, roster, facts, {})
+    a, b, c = coordinator_page.silo_lines(found, roster, facts)
     assert (a.name, a.organisation, a.waits) == ("a", "organisation of a", ())
     assert (a.state, a.is_away, a.heard, a.bytes) == ("", False, at(16), 200)
     assert b.waits == ("its upload to open, round 2",)
     assert (c.is_away, c.heard, c.bytes) == (True, "", 0)
     assert c.state.startswith("lost")
-    running = replace(found, running=True)
-    near = {"a": True, "b": False, "c": True}
-    lines = coordinator_page.silo_lines(running, roster, None, near)
+    near = {silo: SiloSeen(connected=silo != "b", software="staddle 9") for silo in "abc"}
+    running = replace(found, running=True, live=LiveStatus(at(0), near))
+    lines = coordinator_page.silo_lines(running, roster, None)
     assert [line.state for line in lines] == ["connected", "not connected", "connected"]
-    assert [line.is_away for line in lines] == [False, True, True]
+    assert [line.is_away for line in lines] == [False, True, False]
+    assert [line.live.software for line in lines] == ["staddle 9"] * 3
+
+
+def test_a_job_says_who_is_missing_and_why(found):
+    job, queued = found.jobs
+    assert coordinator_page.missing(job) == [
+        "b: owes its upload to open, round 2",
+        f"c: {coordinator_page.in_words('lost')}",
+    ]
+    assert coordinator_page.missing(queued) == []
+    assert coordinator_page.queue(found.jobs) == "1 round, 1 queued"
+    assert coordinator_page.queue(()) == "none"
 
 
 def test_a_jobs_page_has_its_curves_its_rounds_and_what_could_be_read(made, found, facts):
@@ -157,21 +168,3 @@ def test_the_summary_says_what_runs(found):
 
 def test_a_ledger_that_is_gone_does_not_hold(made):
     assert not coordinator_facts.read(made).verified.ok
-
-
-def test_the_daemon_tells_who_is_connected():
-    gauge = Gauge("silo_connected", "", ("silo",), {("a",): True, ("b",): False})
-    assert daemon_metrics.connected(None) == {}
-    # only these clients are told
-    named = MetricsConfig(listen="127.0.0.1:9", clients=(Path("prometheus.crt"),))
-    assert daemon_metrics.connected(named) == {}
-    # nobody listens there: port 9 of loopback
-    assert daemon_metrics.connected(MetricsConfig(listen="127.0.0.1:9")) == {}
-    said = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("staddle.log.event", lambda _, **fields: said.append(fields["address"]))
-        here = MetricsConfig(listen="127.0.0.1:0")
-        files = TlsFiles(Path("none"), Path("none"))
-        with served(here, "coordinator", (), lambda: [gauge], files):
-            found = daemon_metrics.connected(MetricsConfig(listen=said[0]))
-    assert found == {"a": True, "b": False}

@@ -1,6 +1,7 @@
 """Only silos that this coordinator process heard of count as there: real TLS, a fake clock."""
 
 import asyncio
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.federation.jobs import status_fields
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
+from staddle.coordinator import live_status
 from staddle.coordinator.gauges import gauges
+from staddle.coordinator.live_status import SiloSeen
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 
@@ -62,16 +65,32 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
 
     async def back():
         caller = world.caller(here, "north")
-        await caller.hello()
+        await caller.hello(software="staddle 9", clock=int(time.time()) + 3600)
         await caller.channel.close()
+
+    async def hostile():
+        caller = world.caller(here, "south")
+        await caller.hello(software="<script>", clock=2**64 - 1)
+        await caller.channel.close()
+
+    def written():
+        """What the file says, once it says of this moment which silos are here."""
+        here.daemon.note_silos()
+        return live_status.read(world.config.directory).silos
 
     with coordinator(world.config) as here:
         assert here.daemon.connected() == set()
+        assert written() == dict.fromkeys(SILOS, SiloSeen(connected=False))
         here.run(open_round())
         assert here.daemon.connected() == metric(here) == set(SILOS)
         assert here.daemon.runs[0].state.stage == "round"
+        assert [each.connected for each in written().values()] == [True] * 3
         world.clock.now += 6.5
         assert here.daemon.connected() == set()
+        assert [each.connected for each in written().values()] == [False] * 3
+        assert all(each.seen for each in written().values())
+    # Nobody is here without a coordinator.
+    assert live_status.read(world.config.directory).silos == {}
     world.clock.now += 1000
     with coordinator(world.config) as here, world.operator(here) as operator:
         state = lambda: here.daemon.runs[0].state
@@ -85,10 +104,16 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
         here.run(back())
         assert status_fields(next(reports).status)["unheard"] == ["east", "south"]
         assert here.daemon.connected() == metric(here) == {"north"}
+        north = written()["north"]
+        assert (north.connected, north.software) == (True, "staddle 9")
+        assert 3600 - SECONDS - 1 <= north.ahead <= 3601
         world.clock.now += 1.0
         here.run(until(lambda: state().failed.keys() == {"east", "south"}))
         assert dict(state().failed) == {"east": "lost", "south": "lost"}
         assert here.daemon.connected() == {"north"}
+        here.run(hostile())
+        south = written()["south"]
+        assert (south.software, south.ahead) == ("", live_status.FARTHEST)
         operator.stop("job")
         # a job that waits awaits nobody
         assert status_fields(operator.show("job").status)["unheard"] == []

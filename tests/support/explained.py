@@ -6,10 +6,12 @@ the code that sends.
 """
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -205,6 +207,9 @@ class _Reader:
                 "protocol_min": lambda v: v == 2,
                 "protocol_max": lambda v: v == 2,
                 "session": lambda v: v == self.token,
+                "software": lambda v: v == f"staddle {version('staddle')}",
+                # recorded within the last hour
+                "clock": lambda v: 0 <= time.time() - v < 3600,
                 "challenge": lambda v: v in self.challenges or (message.silo, v) in self.asked,
                 "by": lambda v: v == self.silo,
                 "held": lambda v: (message.silo, v) in self.heads,

@@ -26,6 +26,8 @@ from staddle.algorithms.tasks.value_counting import UNIT
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands.federation import local_federation, status
 from staddle.commands.terminal.toml import to_toml
+from staddle.coordinator import live_status
+from staddle.coordinator.live_status import SiloSeen
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.replay_log import Spooled, dumped
@@ -234,6 +236,27 @@ def test_reading_neither_waits_for_a_running_coordinator_nor_leaves_a_file(coord
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert read(coordinator)["jobs"][0]["stage"] == "folding"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_a_running_coordinator_tells_which_silos_are_here(coordinator, database, tmp_path):
+    keep(database, OPEN)
+    folder = coordinator.parent / "state"
+    north = SiloSeen(connected=True, seen="2026-11-20T21:30:05Z", software="staddle 9", ahead=-60)
+    live_status.write(folder, {"north": north, "south": SiloSeen(connected=False)})
+    page = tmp_path / "status.html"
+    with locked(folder):
+        found = read(coordinator)["live"]["silos"]
+        lines = show(coordinator).splitlines()
+        assert show(coordinator, "--html", str(page)) == f"wrote {page}\n"
+    assert (found["north"]["software"], found["south"]["ahead"]) == ("staddle 9", None)
+    assert lines[1].split() == ["silo", "state", "last", "seen", "software", "clock"]
+    assert lines[2].split()[2:] == [north.seen, "staddle", "9", "0:01:00", "behind"]
+    assert " ".join(lines[3].split()[3:]) == "not since the coordinator started - -"
+    text = page.read_text()
+    assert (page.stat().st_mode & 0o777, "0:01:00 behind" in text) == (0o600, True)
+    assert "open: round, round 0: uploaded: a; missing: b; dropped: c (TRAINING)" in text
+    # What a killed process left is old.
+    assert read(coordinator)["live"]["silos"] == {}
 
 
 def ledger(made):

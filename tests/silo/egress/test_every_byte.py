@@ -252,6 +252,14 @@ def extra(call, number=0, data=b"\xfa\x01\x06secret"):  # field 31, six bytes
     call.sent[number] += data
 
 
+def greeting(calls, **fields):
+    """Change fields of the greeting."""
+    call = of(calls, "Hello")
+    found = pb.HelloRequest.FromString(call.sent[0])
+    found.MergeFrom(pb.HelloRequest(**fields))
+    call.sent[0] = found.SerializeToString()
+
+
 def nested(call):
     """An unknown field inside the manifest's first tensor."""
     found = tensor.Frame.FromString(call.sent[0])
@@ -287,6 +295,10 @@ DOCTORED = {
         "no manifest, chunks"),
     "an unknown field in a greeting": (lambda c: extra(of(c, "Hello")),
         "HelloRequest has unknown fields [31]"),
+    "a text for a version": (lambda c: greeting(c, software="staddle secret"),
+        "field software is 'staddle secret', which nothing explains"),
+    "a number for a clock": (lambda c: greeting(c, clock=0x7365637265740A),
+        "field clock is"),
     "an unknown field in a poll": (lambda c: extra(of(c, "Poll")),
         "PollRequest has unknown fields [31]"),
     "an unknown field in a manifest": (lambda c: extra(of(c, "Upload")),
