@@ -33,7 +33,7 @@ from .changes import Stamp, changes
 from .rendering import environment, packaged
 
 MOST_BYTES = 16 * 1024  # of a form: its token, digests, and a reason
-LOG_BYTES, LOG_LINES = 64 * 1024, 200  # of the log that are shown
+LOG_BYTES, LOG_LINES = 64 * 1024, 100  # of the log that are shown
 STATIC = {  # no other file is served, whatever path is asked for
     "console.css": "text/css",
     "console.js": "text/javascript",

@@ -284,6 +284,9 @@ class Daemon:
     def note_silos(self) -> None:
         """Write which silos are here, for those who look from outside."""
         silos = [entry.id for entry in self.roster.having(Role.SILO)]
+        # Who still calls while it stops finds the file removed.
+        if self.stopping:
+            return
         live_status.write(self.config.directory, {silo: self._silo_seen(silo) for silo in silos})
 
     def _silo_seen(self, silo: str) -> SiloSeen:
@@ -452,8 +455,8 @@ class Daemon:
         part in the next attempt.
         """
         while True:
-            await asyncio.sleep(self.config.timing.beat_seconds)
             self.note_silos()
+            await asyncio.sleep(self.config.timing.beat_seconds)
             for run in self.runs:
                 for silo in filter(self._is_lost, awaited(run.state)):
                     self.apply(run, SiloLost(silo))
@@ -699,6 +702,7 @@ class Daemon:
         No task is left when it returns, so ledger and database may be closed.
         """
         self.stopping = True
+        live_status.remove(self.config.directory)
         self.tell()
         # A task may begin another: an open sum is folded, too.
         while self._tasks:

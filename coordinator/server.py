@@ -40,7 +40,7 @@ from ..security.log import note as notes
 from ..security.log.lock import locked
 from ..security.log.tree_head import TreeHead
 from . import config as configs
-from . import heap, live_status
+from . import heap
 from .daemon import Daemon
 from .enrolment import Enrolments
 from .gauges import gauges
@@ -171,7 +171,6 @@ async def running(
         daemon.restore(stored)
         for job, signed in new:
             daemon.add(job, signed)
-        daemon.note_silos()
         watching = asyncio.create_task(daemon.watch_silos())
         # If the watch fails, the daemon stops: silent silos would stay in their rounds for ever.
         watching.add_done_callback(_raise)
@@ -190,7 +189,6 @@ async def running(
             daemon.stopping = True
             daemon.tell()
             await server.stop(GRACE_SECONDS)
-            live_status.remove(config.directory)
             # gRPC returns while some calls are about to end, and prints a traceback for each that
             # the end of the loop cancels.
             if calls := calls_open():

@@ -1,0 +1,119 @@
+"""What silos write, other users and other web pages can do to those who look at a console."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("starlette")
+from starlette.testclient import TestClient
+
+from staddle import log
+from staddle.commands.federation import local_federation
+from staddle.console.access import RequestGuard, Sessions
+from staddle.console.coordinator_site import CoordinatorSite
+from staddle.console.site import Application
+from staddle.coordinator import config as configs
+from staddle.coordinator import live_status
+from staddle.coordinator.live_status import Greeting, SiloSeen
+from staddle.coordinator.storage.database import Database
+from staddle.security.log.lock import locked
+
+pytestmark = pytest.mark.actor("silo")
+ORIGIN = "http://127.0.0.1:8765"
+NASTY = [
+    "<script src=//evil.example></script>",
+    "'\"><img src=x onerror=alert(1)>",
+    "{{ config }}{% for x in y %}",
+    "</td></table><form action=//evil.example><input name=token>",
+    "a\x1b]52;c;eA==\x07\u202e\x00b\n2026-11-20T21:30:05Z info    ledger.holds",
+]
+
+
+@pytest.fixture
+def world(tmp_path):
+    """The folder of a coordinator that runs, and a browser that the console has let in."""
+    made = local_federation.make(tmp_path / "f", ("north", "south"))
+    local_federation.write_coordinator(made, [], {})
+    config = configs.load(made.coordinator_config)
+    config.directory.mkdir()
+    Database(config.directory / "coordinator.sqlite").close()
+    sessions = Sessions(by_token=True)
+    site = CoordinatorSite(config, None)
+    guard = RequestGuard(Application(site, sessions).asgi, sessions, (ORIGIN,), "/below", "c")
+    client = TestClient(guard, base_url=ORIGIN)
+    client.get("/below/enter", params={"token": sessions.token})
+    with locked(config.directory):
+        yield config.directory, client
+
+
+def check(page):
+    """Nothing in it but our own elements, each with attributes of our own."""
+    assert page.status_code == 200
+    assert not re.search(r"<(?:img|iframe|object|embed|link[^>]*//)|[\x1b\u202e\x00]", page.text)
+    assert {*re.findall(r"<script[^>]*>", page.text)} == {
+        f'<script src="/below/static/{name}" defer>' for name in ("htmx.min.js", "console.js")
+    }
+    assert {*re.findall(r'<form[^>]*action="([^"]*)"', page.text)} <= {"/below/verify"}
+    assert not re.search(r"<[a-z][^>]*\son[a-z]+=", page.text)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_the_version_that_a_silo_names_is_no_part_of_the_page(world, text):
+    directory, client = world
+    told = Greeting.of(text, 2**64 - 1, datetime.now(UTC).timestamp())
+    live_status.write(directory, {"north": SiloSeen(connected=True, **vars(told))})
+    page = client.get("/below/")
+    check(page)
+    assert "evil.example" not in page.text
+    assert "115740 days" in page.text
+    # Should it ever come into the file as it is, the template still makes text of it.
+    live_status.write(directory, {"north": SiloSeen(connected=True, seen=text, software=text)})
+    check(client.get("/below/"))
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_what_a_peer_has_written_into_the_log_is_one_line_of_text(world, text):
+    directory, client = world
+    with log.kept(directory / log.KEPT):
+        log.problem("refused", why=f"says it is {text!r}", silo=text)
+    page = client.get("/below/log")
+    check(page)
+    assert re.findall("<li[ >](?!<a)", page.text) == ["<li "]
+    # A line that another writer left there is text, too.
+    (directory / log.KEPT).write_bytes(text.encode() + b"\xff\n")
+    check(client.get("/below/log"))
+
+
+@pytest.mark.actor("stranger")
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("GET", {"host": "rebound.evil.example:8765"}),
+        (
+            "POST",
+            {"host": "rebound.evil.example:8765", "origin": "http://rebound.evil.example:8765"},
+        ),
+        ("POST", {"origin": "http://evil.example"}),
+        ("POST", {"origin": "null"}),
+        ("GET", {"sec-fetch-site": "cross-site"}),
+        ("GET", {"sec-fetch-site": "same-site"}),  # another port of this host
+    ],
+)
+def test_another_page_reads_and_does_nothing_even_with_the_session(world, method, headers):
+    _, client = world
+    for path in ("/below/", "/below/verify", "/below/events", "/below/log"):
+        answer = client.request(method, path, headers=headers, data=None)
+        assert answer.status_code in (403, 421)
+        assert "federation" not in answer.text
+
+
+@pytest.mark.actor("stranger")
+def test_paths_lead_to_no_file_and_streams_need_a_session(world):
+    _, client = world
+    for path in ("..%2f..%2fcoordinator.sqlite", "%2e%2e", "..%5c..%5cx", "x%00", "<b>"):
+        for page in ("jobs", "static"):
+            assert client.get(f"/below/{page}/{path}").status_code == 404
+    client.cookies.clear()
+    for path in ("", "events", "log", "jobs/x", "static/console.js"):
+        assert client.get(f"/below/{path}").status_code == 401
