@@ -103,7 +103,7 @@ class SiloSite:
     def _job_files(self) -> Stamp:
         directory = self._config.directory
         folders = sorted((directory / "jobs").glob("*"))
-        offers = sorted((directory / approvals.FOLDER).glob("*.json"))
+        offers = sorted((directory / approvals.FOLDER).rglob("*.json"))
         return stamp_of(offers) + stamp_of(
             path
             for folder in folders

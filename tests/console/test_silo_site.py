@@ -50,14 +50,13 @@ def config(made):
 
 
 def offer(made, config, name):
-    """What the agent does when it is offered a job: the error that it answers with, or None."""
+    """What the agent does when it is offered a job: a person's answer, or the code of its error."""
     signed = (made.folder / "jobs" / f"{name}.json").read_bytes()
     policy = policies.load(config.policy, config.names).digest
     try:
-        approvals.check_approved(config, name, signed, policy, "coordinator")
+        return approvals.asked(config, name, signed, policy, "coordinator").answer
     except RefusedError as error:
         return error.code
-    return None
 
 
 def client_of(made, config, decides=True):
@@ -87,7 +86,7 @@ def test_a_job_that_waits_is_shown_and_approved_as_it_was_shown(made, config):
     answer = client.post("/b/jobs/first/approve", data=fields(client))
     assert "Approved: the agent accepts job first" in answer.text
     assert "approved by a person" in answer.text
-    assert offer(made, config, "first") is None
+    assert offer(made, config, "first") == "approved"
 
 
 def test_a_declined_job_stays_out_and_the_reason_stays_here(made, config):
@@ -96,7 +95,7 @@ def test_a_declined_job_stays_out_and_the_reason_stays_here(made, config):
     data = {**fields(client), "reason": "<b>not now"}
     answer = client.post("/b/jobs/first/decline", data=data)
     assert "&lt;b&gt;not now" in answer.text
-    assert offer(made, config, "first") == "NOT_APPROVED"
+    assert offer(made, config, "first") == "declined"
 
 
 def test_what_was_not_seen_is_not_approved(made, config):
@@ -105,8 +104,8 @@ def test_what_was_not_seen_is_not_approved(made, config):
     client = client_of(made, config)
     seen = fields(client)
     # the file was exchanged after the page was made
-    kept = config.directory / approvals.FOLDER
-    (kept / "first.json").write_bytes((kept / "second.json").read_bytes())
+    kept = {name: approvals._offer(config.directory, name) for name in ("first", "second")}
+    kept["first"].write_bytes(kept["second"].read_bytes())
     for data in (seen, {**seen, "signed": ""}, {**seen, "policy": "x"}):
         answer = client.post("/b/jobs/first/approve", data=data)
         assert "another job named &#39;first&#39; is offered by now" in answer.text

@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 
 import pytest
-from federation.conftest import TIMING, free_port, running, small_document
+from federation.conftest import TIMING, running, small_document
 
 from staddle.commands.federation import local_federation
 
@@ -21,7 +22,7 @@ ROUNDS = 2000  # more than a test waits for
 PATIENCE = 90_000.0  # milliseconds
 PAGES = {
     "coordinator": ("/", "/jobs/long", "/log"),
-    "north": ("/", "/jobs", "/privacy", "/data", "/models", "/checks", "/report"),
+    "north": ("/", "/jobs", "/privacy", "/data", "/models", "/checks", "/report", "/log"),
 }
 
 
@@ -48,8 +49,6 @@ def world(tmp_path_factory, fork_server):
         made.configure({**TIMING, "hold_seconds": 2})
         files = made.federation
         config = files.coordinator_config
-        listen = f'\n[metrics]\nlisten = "127.0.0.1:{free_port()}"\n'
-        config.write_text(config.read_text() + listen)
         operator = local_federation.write_operator(files, made.address)
         made.start_daemon("coordinator")
         for silo in SILOS:
@@ -173,6 +172,10 @@ def test_a_silo_that_stops_shows_as_lost(world):
     visit(page, "/")
     row = page.locator("tr", has=page.locator("th", has_text="south")).first
     row.locator("td", has_text=re.compile("^connected$")).wait_for()
+    row.locator("td", has_text=f"staddle {version('staddle')}").wait_for()
+    page.goto(page.base + "/log")
+    page.wait_for_selector("text=round.opened job=long")
+    visit(page, "/")
     made.daemons["south"].stop()
     row.locator("td.bad").wait_for()
     assert page.evaluate("window.opened") == 1
