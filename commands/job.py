@@ -87,13 +87,13 @@ def sign(
     The noise of a private job is planned, unless the file names it: then it is checked against the
     job's target.
     """
-    signer = load_keys(keys)
+    members = rosters.load(roster)
+    signer = load_keys(keys, members.entries)
     # Silos would decline a job that somebody else signed; say so here.
     if signer.entry.role is not Role.OPERATOR:
         raise LocalError(
             f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs"
         )
-    members = rosters.load(roster)
     # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
     # differ by one silo must not train alike (security rule 35).
     job = Job.from_toml(job_file).for_federation()

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from ..errors import LocalError, reason
-from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry, load_keys
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 from .access import ENTER, Asgi, RequestGuard, Sessions
 
 GRACE_SECONDS = 1  # for answers that are being sent; a stream of changes never ends on its own
@@ -100,11 +100,10 @@ def loopback(app: Asgi, sessions: Sessions, address: Address) -> Served:
 
 
 def mutual_tls(
-    app: Asgi, sessions: Sessions, address: Address, folder: Path, readers: Iterable[RosterEntry]
+    app: Asgi, sessions: Sessions, address: Address, keys: Keys, readers: Iterable[RosterEntry]
 ) -> Served:
-    """HTTPS for the holders of these certificates; the server shows that of ``folder``."""
-    keys: Keys = load_keys(folder)
-    context = tls_context(folder, readers)
+    """HTTPS for the holders of these certificates; the server shows that of ``keys``."""
+    context = tls_context(keys.folder, readers)
     origins = tuple(
         f"https://{host}" for host in (f"{keys.entry.id}.staddle:{address.port}", address)
     )

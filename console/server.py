@@ -10,7 +10,7 @@ from ..coordinator.config import CoordinatorConfig
 from ..errors import LocalError
 from ..files.documents import read_bytes
 from ..security.identity import roster as rosters
-from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, load_entry
+from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, held_keys, load_entry, load_keys
 from ..security.identity.roster import Roster
 from ..silo.config import SiloConfig
 from .access import Sessions
@@ -50,7 +50,7 @@ async def serve(
             content, before = read_bytes(config.roster), roster
             roster = rosters.parse(content, str(config.roster))
             # An older one would let in again whoever left since.
-            rosters.check_next(roster, before, config.trust, _own(config))
+            rosters.check_next(roster, before, config.trust, held_keys(config.keys))
 
 
 def site_of(path: Path, config: Config, operator: Path | None, address: Address) -> Site:
@@ -104,7 +104,8 @@ async def _serve_tls(
             " loopback"
         )
     sessions = Sessions(by_token=False)
-    served = mutual_tls(Application(site, sessions).asgi, sessions, address, config.keys, allowed)
+    keys = load_keys(config.keys, roster.entries)
+    served = mutual_tls(Application(site, sessions).asgi, sessions, address, keys, allowed)
     names = ", ".join(entry.id for entry in allowed)
     show(f"open {served.url} with the certificate of {names}")
 

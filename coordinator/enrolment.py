@@ -1,15 +1,17 @@
-"""Entries that invited strangers handed in, one file each, until a founder admits them.
+"""What waits for a founder: entries of invited strangers, and members' new certificates.
 
 ::
 
     <directory>/enrolments/<name of the ticket>.json     the entry, canonical JSON, 0600
+    <directory>/renewals/<member>.json                   the renewal, canonical JSON, 0600
 
 A stranger can write nothing else, and only with a ticket that a founder signed, so founders bound
 how many files there are, and ``MOST_BYTES`` does where a founder's key was stolen. A ticket's file
 stays as long as the ticket could be used again: it is good for one entry. A founder admits an entry
-by a roster (commands/members).
+by a roster (commands/members). A member has one renewal, the last that it handed in.
 """
 
+import datetime as dt
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from ..files.documents import Strict, canonical_json, parse_canonical, read_byte
 from ..proto.channel import MAX_MESSAGE_BYTES
 from ..security.identity.invitation import Ticket
 from ..security.identity.keys import RosterEntry
+from ..security.identity.renewal import Renewal
 from ..security.identity.roster import Roster
 
 # Of all files together: one founder's stolen key could sign any number of tickets. All entries go
@@ -109,3 +112,45 @@ class Enrolments:
 
     def _read(self, path: Path) -> WaitingMember:
         return parse_canonical(read_bytes(path), WaitingMember, str(path))
+
+
+class Renewals:
+    """The certificates that members of the present roster handed in."""
+
+    def __init__(self, directory: Path, roster: Roster) -> None:
+        """``directory`` is the coordinator's state folder."""
+        self._folder = directory / "renewals"
+        self._roster = roster
+
+    def take(self, member: str, renewal: Renewal, now: dt.datetime) -> bool:
+        """Keep a member's renewal, durably; False where it waits already, or is in the roster.
+
+        PeerError says what is wrong with it.
+        """
+        path, present = self._folder / f"{member}.json", self._roster[member]
+        data = canonical_json(renewal.model_dump()) + b"\n"
+        if renewal == Renewal.of(present) or (path.exists() and read_bytes(path) == data):
+            return False
+        renewal.renewed(present, now)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(path, data)
+        return True
+
+    def waiting(self) -> Iterator[tuple[str, Renewal]]:
+        """The renewals, by member."""
+        for path in sorted(self._folder.glob("*.json")):
+            yield path.stem, self._read(path)
+
+    def forget(self, now: dt.datetime) -> None:
+        """Remove what no founder can admit: it stands in the roster, or its member left.
+
+        A file that the disk changed goes, too: whoever waits hands its renewal in again.
+        """
+        for path in self._folder.glob("*.json"):
+            try:
+                self._read(path).renewed(self._roster[path.stem], now)
+            except StaddleError:
+                path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Renewal:
+        return parse_canonical(read_bytes(path), Renewal, str(path))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.membership_pb2_grpc import (
     add_EnrolmentServicer_to_server,
     add_MembershipServicer_to_server,
+    add_RenewalServicer_to_server,
 )
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
 from ..security import preflight
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.guest import GUEST_CERTIFICATE
-from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, load_keys
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, held_keys, load_keys
 from ..security.ledger import kept_rosters
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
@@ -42,7 +44,7 @@ from ..security.log.tree_head import TreeHead
 from . import config as configs
 from . import heap
 from .daemon import Daemon
-from .enrolment import Enrolments
+from .enrolment import Enrolments, Renewals
 from .gauges import gauges
 from .rpc.guard import Guard
 from .rpc.membership import MembershipService
@@ -179,7 +181,7 @@ async def running(
                 config.metrics,
                 counts or metrics.MetricCounts("coordinator", metrics.COORDINATOR),
                 lambda: gauges(daemon, guard.limits),
-                TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
+                TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
             ):
                 yield address
         finally:
@@ -233,8 +235,8 @@ def _record_start(ledger: ReceivingLedger, folder: Path, roster: rosters.Roster)
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
-    keys = load_keys(config.keys)
     roster = rosters.load(config.roster)
+    keys = load_keys(config.keys, roster.entries)
     rosters.verify(roster, config.trust)
     # Compare the whole entry: silos accept only the roster's certificate and keys.
     if roster.coordinator != keys.entry:
@@ -287,9 +289,12 @@ def _server(daemon: Daemon, guard: Guard, renewed: asyncio.Event) -> grpc.aio.Se
     add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
     add_OperationsServicer_to_server(Operations(daemon), server)  # type: ignore[no-untyped-call]
     enrolments = Enrolments(daemon.config.directory, daemon.roster)
+    renewals = Renewals(daemon.config.directory, daemon.roster)
     enrolments.forget(utc_now().timestamp())
-    membership = MembershipService(daemon, enrolments, renewed)
+    renewals.forget(utc_now())
+    membership = MembershipService(daemon, enrolments, renewals, renewed)
     add_MembershipServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
+    add_RenewalServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
     if daemon.config.enrolment:
         add_EnrolmentServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
     return server
@@ -300,11 +305,16 @@ def _listen(
 ) -> int:
     # Where the guest is not trusted, no stranger completes a handshake.
     trusted = roster.bundle() + (GUEST_CERTIFICATE if config.enrolment else "")
-    pair = (keys.tls_key, keys.entry.certificate.encode())
+    # The present certificate last: a silo with an older roster asks for one before by its name
+    # (``server_name``), and learns of the newest roster. Names without tag lead to the oldest.
+    held = held_keys(config.keys)
+    present = list(map(attrgetter("entry"), held)).index(keys.entry)
+    shown = held[: present + 1]
+    pairs = [(each.tls_key, each.entry.certificate.encode()) for each in shown]
     # Each member's own certificate is a root of trust: there is no CA.
     # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory
     # (grpc issue 36693).
-    credentials = grpc.ssl_server_credentials([pair], trusted.encode(), require_client_auth=True)
+    credentials = grpc.ssl_server_credentials(pairs, trusted.encode(), require_client_auth=True)
     try:
         return server.add_secure_port(config.listen, credentials)
     except RuntimeError as error:

@@ -88,13 +88,13 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def client_options(member: str, proxy: str) -> list[tuple[str, int | str]]:
-    """Options of a connection to a member, by an HTTP proxy (``checked_proxy``), or directly."""
+def client_options(name: str, proxy: str) -> list[tuple[str, int | str]]:
+    """Options of a connection to the holder of a certificate, whose name (``server_name``) this is.
+
+    By an HTTP proxy (``checked_proxy``), or directly.
+    """
     # The certificate names the member, not its host.
-    options: dict[str, int | str] = {
-        **dict(OPTIONS),
-        "grpc.ssl_target_name_override": f"{member}.staddle",
-    }
+    options: dict[str, int | str] = {**dict(OPTIONS), "grpc.ssl_target_name_override": name}
     # What the environment says of proxies counts for nothing: whoever starts us need not know.
     if proxy:
         options |= {"grpc.enable_http_proxy": 1, "grpc.http_proxy": proxy}

@@ -26,12 +26,14 @@ class WaitingRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WaitingReply(_message.Message):
-    __slots__ = ("entries", "roster")
+    __slots__ = ("entries", "roster", "renewals")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[WaitingEntry]
     roster: bytes
-    def __init__(self, entries: _Optional[_Iterable[_Union[WaitingEntry, _Mapping]]] = ..., roster: _Optional[bytes] = ...) -> None: ...
+    renewals: _containers.RepeatedCompositeFieldContainer[WaitingRenewal]
+    def __init__(self, entries: _Optional[_Iterable[_Union[WaitingEntry, _Mapping]]] = ..., roster: _Optional[bytes] = ..., renewals: _Optional[_Iterable[_Union[WaitingRenewal, _Mapping]]] = ...) -> None: ...
 
 class WaitingEntry(_message.Message):
     __slots__ = ("entry", "ticket")
@@ -40,6 +42,16 @@ class WaitingEntry(_message.Message):
     entry: bytes
     ticket: bytes
     def __init__(self, entry: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class WaitingRenewal(_message.Message):
+    __slots__ = ("member", "certificate", "signature")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    certificate: str
+    signature: bytes
+    def __init__(self, member: _Optional[str] = ..., certificate: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("roster",)
@@ -50,3 +62,25 @@ class PublishRequest(_message.Message):
 class PublishReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("certificate", "signature")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    certificate: str
+    signature: bytes
+    def __init__(self, certificate: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NewestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NewestReply(_message.Message):
+    __slots__ = ("roster",)
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    roster: bytes
+    def __init__(self, roster: _Optional[bytes] = ...) -> None: ...

@@ -220,3 +220,123 @@ class Membership:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RenewalStub:
+    """For every member, about itself.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Renew = channel.unary_unary(
+                '/staddle.v1.Renewal/Renew',
+                request_serializer=staddle_dot_proto_dot_membership__pb2.RenewRequest.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_membership__pb2.RenewReply.FromString,
+                _registered_method=True)
+        self.Newest = channel.unary_unary(
+                '/staddle.v1.Renewal/Newest',
+                request_serializer=staddle_dot_proto_dot_membership__pb2.NewestRequest.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_membership__pb2.NewestReply.FromString,
+                _registered_method=True)
+
+
+class RenewalServicer:
+    """For every member, about itself.
+    """
+
+    def Renew(self, request, context):
+        """Hands in a certificate that shall take the place of the caller's. It waits for a founder; the same one again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Newest(self, request, context):
+        """Asks for the present roster; silos have it from Hello.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RenewalServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=staddle_dot_proto_dot_membership__pb2.RenewRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_membership__pb2.RenewReply.SerializeToString,
+            ),
+            'Newest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Newest,
+                    request_deserializer=staddle_dot_proto_dot_membership__pb2.NewestRequest.FromString,
+                    response_serializer=staddle_dot_proto_dot_membership__pb2.NewestReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'staddle.v1.Renewal', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('staddle.v1.Renewal', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Renewal:
+    """For every member, about itself.
+    """
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Renewal/Renew',
+            staddle_dot_proto_dot_membership__pb2.RenewRequest.SerializeToString,
+            staddle_dot_proto_dot_membership__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Newest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/staddle.v1.Renewal/Newest',
+            staddle_dot_proto_dot_membership__pb2.NewestRequest.SerializeToString,
+            staddle_dot_proto_dot_membership__pb2.NewestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -81,6 +81,7 @@ def identity(
     if ours is None or members is None:
         report.skip("member", "keys and roster")
     else:
+        ours = load_keys(folder, members.entries)
         report.look("member", partial(member, ours, members, role, folder))
     if members is None:
         report.skip("clock", "the roster")
@@ -135,7 +136,11 @@ def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool
             f"{folder}: {entry.id!r} ({entry.tls_fingerprint}) {known} in roster version"
             f" {members.version}; have its entry.json added and the roster signed"
         )
-    return True, f"{entry.id} is {_one(role)} of the roster with these keys"
+    end = certificate.validity(entry.certificate)[1].isoformat(timespec="minutes")
+    return (
+        True,
+        f"{entry.id} is {_one(role)} of the roster with these keys; its certificate ends {end}",
+    )
 
 
 def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:

@@ -34,7 +34,9 @@ from ..errors import (
 )
 from ..proto import federation_pb2 as pb
 from ..security.identity import roster as rosters
-from ..security.identity.keys import ID_PATTERN, Keys
+from ..security.identity.certificate import utc_now
+from ..security.identity.keys import ID_PATTERN, Keys, held_keys
+from ..security.identity.renewal import Renewal, own_renewal
 from ..security.identity.roster import Roster
 from ..security.ledger.records import JobAccept, JobDecline, PersonsDecision
 from ..security.policy.policy import SiloPolicy
@@ -93,6 +95,8 @@ ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
 PAUSE_SECONDS = 0.5
 # between two looks at the files that are read again once they change
 LOOK_SECONDS = 1.0
+# between two looks at our own certificate, whether it is to be renewed
+RENEWAL_SECONDS = 3600.0
 # before a job that was declined is judged again under the same policy
 DECIDE_AGAIN_SECONDS = 60.0
 
@@ -145,6 +149,10 @@ class Agent:
         self._withheld_logged: set[str] = set()  # digests of jobs
         # the private round of which the log says that it waits
         self._waits_logged: tuple[str, int] | None = None
+
+        # Handed in by this agent, and when it looks again, in seconds of the event loop's clock.
+        self._renewal: Renewal | None = None
+        self._renewal_at = 0.0
 
         # The reply to Hello replaces this default.
         self._beat_seconds = 5
@@ -248,7 +256,8 @@ class Agent:
         coordinator = self._roster.coordinator.id
         try:
             roster, newest = rosters.parse(data, "the coordinator's roster"), self._newest_roster()
-            check = partial(rosters.check_next, pins=self._config.trust, own=self._keys.entry)
+            held = held_keys(self._config.keys)
+            check = partial(rosters.check_next, pins=self._config.trust, held=held)
             check(roster, self._roster)
             # It is there where we ask again before the file has settled, or cannot write it.
             new = roster != newest
@@ -288,7 +297,28 @@ class Agent:
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
+    async def _renew(self) -> None:
+        """Hand in a new certificate in good time; again each hour, until a roster has it."""
+        now = asyncio.get_running_loop().time()
+        if now < self._renewal_at:
+            return
+        self._renewal_at = now + RENEWAL_SECONDS
+        try:
+            renewal = await asyncio.to_thread(
+                own_renewal, self._config.keys, self._keys.entry, utc_now()
+            )
+            if renewal is not None:
+                await self._gate.session.renew(renewal)
+        # Nothing else waits for it. A lost connection shows at the next poll.
+        except StaddleError as error:
+            log.problem("renewal.failed", member=self._silo, why=str(error))
+            return
+        if renewal not in (None, self._renewal):
+            log.event("renewal.waits", member=self._silo)
+        self._renewal = renewal
+
     async def _poll(self) -> Event:
+        await self._renew()
         # A coordinator that answers polls at once with nothing would make this silo spin.
         loop = asyncio.get_running_loop()
         asked = loop.time()

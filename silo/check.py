@@ -99,7 +99,7 @@ def _reach(
         report.skip("health", "reach")
     elif not report.look(
         "handshake",
-        partial(connectivity.handshake, address, config.keys, coordinator, config.proxy),
+        partial(connectivity.handshake, address, keys.folder, coordinator, config.proxy),
     ):
         report.skip("health", "the handshake")
     else:

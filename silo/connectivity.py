@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 
 from ..errors import PeerError, reason
 from ..proto.channel import client_options
-from ..security.identity.certificate import DOMAIN, clock_fault, utc_now, validity
+from ..security.identity.certificate import clock_fault, server_name, utc_now, validity
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 
 SECONDS = 10.0
@@ -56,7 +56,7 @@ def handshake(
 ) -> tuple[bool, str]:
     """(2) It shows the certificate that the roster has for the coordinator, and takes ours.
 
-    ``folder`` has our keys. PeerError if one side does not accept the other.
+    ``folder`` has our TLS key. PeerError if one side does not accept the other.
     """
     # The roster's certificate alone is trusted, as by the agent: no public authority counts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -65,7 +65,7 @@ def handshake(
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=coordinator.certificate)
     context.load_cert_chain(folder / TLS_CERTIFICATE, folder / TLS_KEY)
-    name = f"{coordinator.id}.{DOMAIN}"
+    name = server_name(coordinator.certificate)
     try:
         with (
             _connected(address, proxy) as connection,
@@ -134,7 +134,7 @@ def health(address: str, keys: Keys, coordinator: RosterEntry, proxy: str = "") 
     """
     # The roster's certificate is the only root, and the name is the one in it: an address is not.
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
-    options = client_options(coordinator.id, proxy)
+    options = client_options(server_name(coordinator.certificate), proxy)
     with grpc.secure_channel(
         address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options
     ) as channel:

@@ -29,6 +29,7 @@ from ..security.identity.keys import (
     Keys,
     Role,
     RosterEntry,
+    held_keys,
     load_keys,
 )
 from ..security.identity.roster import Roster
@@ -78,9 +79,9 @@ async def serve(config: SiloConfig) -> None:
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     checked_address(config.coordinator)
-    keys = load_keys(config.keys)
-    watched = _watched_roster(config, keys)
+    watched = _watched_roster(config)
     roster = watched.take()
+    keys = load_keys(config.keys, roster.entries)
 
     # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.names)
@@ -119,11 +120,11 @@ async def serve(config: SiloConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stops.ask)
         counts = metrics.MetricCounts("silo", metrics.SILO)
-        end = await _run(config, keys, ledger, files, stops, counts)
+        end = await _run(config, ledger, files, stops, counts)
         while isinstance(end, Reload):
             # The records say until when the old files counted, and from when the new ones do.
             ledger.append(StopRecord(reason=f"{end.why} changed"))
-            end = await _run(config, keys, ledger, files, stops, counts)
+            end = await _run(config, ledger, files, stops, counts)
         # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
@@ -152,15 +153,15 @@ class Stops:
             agent.stop()
 
 
-def _watched_roster(config: SiloConfig, keys: Keys) -> WatchedFile[Roster]:
-    """The roster, which names these keys; LocalError otherwise.
+def _watched_roster(config: SiloConfig) -> WatchedFile[Roster]:
+    """The roster, which names our keys; LocalError otherwise.
 
     A later one counts if the founders signed it, and it is newer.
     """
     content = read_bytes(config.roster)
     roster = rosters.parse(content, str(config.roster))
     rosters.verify(roster, config.trust)
-    entry = keys.entry
+    entry = load_keys(config.keys, roster.entries).entry
     # Checked here, since the coordinator would end the handshake without a reason.
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
         raise LocalError(
@@ -171,7 +172,7 @@ def _watched_roster(config: SiloConfig, keys: Keys) -> WatchedFile[Roster]:
 
     def parse(data: bytes) -> Roster:
         following = rosters.parse(data, str(config.roster))
-        rosters.check_next(following, newest[-1], config.trust, entry)
+        rosters.check_next(following, newest[-1], config.trust, held_keys(config.keys))
         newest.append(following)
         return following
 
@@ -180,17 +181,18 @@ def _watched_roster(config: SiloConfig, keys: Keys) -> WatchedFile[Roster]:
 
 async def _run(
     config: SiloConfig,
-    keys: Keys,
     ledger: Ledger,
     files: WatchedFiles,
     stops: Stops,
     counts: metrics.MetricCounts,
 ) -> Exit | Reload:
     """Run one agent by the files of now, until it ends."""
-    silo = keys.entry.id
     reloaded = [name for name, file in files.items() if file.changed]
     policy: SiloPolicy = files["policy"].take()
     roster: Roster = files["roster"].take()
+    # With the TLS key that this roster has: taking it over is all that a renewal needs.
+    keys = load_keys(config.keys, roster.entries)
+    silo = keys.entry.id
     digests = {"policy": policy.digest, "roster": rosters.digest(roster)}
     if "approvals" in files:
         digests["approvals"] = sha256(checked_file.to_json(files["approvals"].take())).hexdigest()
@@ -206,7 +208,8 @@ async def _run(
     with _budgets(config, policy, ledger, roster, keys) as opened:
         # Without a budget nothing counts as paid for, so no private job can upload.
         paid = budgets.paid_by(opened)
-        client = open_client(checked_address(config.coordinator), keys, roster, config.proxy)
+        address = checked_address(config.coordinator)
+        client = open_client(address, keys, roster, config.proxy)
         gate = Gate(client, ledger, policy, roster, witness, paid)
         agent = Agent(config, silo, roster, policy, gate, keys, opened)
         stops.watch(agent)
@@ -218,7 +221,7 @@ async def _run(
             config.metrics,
             counts,
             lambda: gauges(config, agent, ledger, members),
-            metrics.TlsFiles(config.keys / TLS_CERTIFICATE, config.keys / TLS_KEY),
+            metrics.TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
         ):
             return await agent.run(partial(_changed, files), partial(_settling, files))
 

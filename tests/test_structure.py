@@ -153,7 +153,18 @@ def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
 WAY_OUT = tuple(f"silo/egress/{name}.py" for name in ("client", "session", "gate", "protocol"))
 CALLERS = {  # which of them makes which call of the client
     "silo/egress/session.py": {
-        *("hello", "poll", "beat", "answer", "standing", "attest", "fetch", "weights", "close")
+        *(
+            "hello",
+            "renew",
+            "poll",
+            "beat",
+            "answer",
+            "standing",
+            "attest",
+            "fetch",
+            "weights",
+            "close",
+        )
     },
     "silo/egress/gate.py": {"upload"},
     "silo/egress/protocol.py": {"secure", "secure_next", "contribute", "group_key", "padded"},
@@ -203,7 +214,7 @@ def test_only_four_files_can_send_what_leaves_a_silo():
         if not is_server(path)
     }
     assert {path for path, ways in found.items() if ways} == set(WAY_OUT)
-    assert sum(len((ROOT / path).read_text().splitlines()) for path in WAY_OUT) < 1225
+    assert sum(len((ROOT / path).read_text().splitlines()) for path in WAY_OUT) < 1255
 
 
 def calls_of_the_client(path):

@@ -14,10 +14,10 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 import grpc
 import pydantic
 
-from ...errors import LocalError, PeerError, RefusedError, reason
+from ...errors import LocalError, PeerError, RefusedError, StaddleError, reason
 from ...files.documents import Strict, read_toml
 from ...files.file_bounds import open_regular
-from ...proto import federation_pb2
+from ...proto import federation_pb2, membership_pb2
 from ...proto import operations_pb2 as pb
 from ...proto.channel import (
     CHUNK_BYTES,
@@ -28,12 +28,15 @@ from ...proto.channel import (
     require_tls13,
     transfer_seconds,
 )
+from ...proto.membership_pb2_grpc import RenewalStub
 from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
-from ...security.identity.certificate import clock_fault, utc_now
-from ...security.identity.keys import Keys, Role, RosterEntry, load_keys
+from ...security.identity.certificate import clock_fault, renewal_due, server_name, utc_now
+from ...security.identity.keys import Keys, Role, RosterEntry, held_keys, load_keys, tls_pairs
+from ...security.identity.renewal import Renewal, own_renewal
 from ...security.identity.roster import Pins
+from ..terminal import printer
 
 # Deadline of a call that is answered at once; a watch has none, since a job may run for days.
 CALL_SECONDS = 30.0
@@ -182,7 +185,7 @@ def connected(path: Path) -> Iterator[Operator]:
     LocalError for keys that are not those of an operator in the roster.
     """
     config = read_toml(path, OperatorConfig)
-    keys, roster = member_of(path, config, Role.OPERATOR)
+    keys, roster = current_member(path, config, Role.OPERATOR)
     pair = keys.tls_key, keys.entry.certificate.encode()
     with dialled(config.coordinator, roster.coordinator, *pair, config.proxy) as channel:
         yield Operator(channel, roster.coordinator.id, config.coordinator)
@@ -190,7 +193,8 @@ def connected(path: Path) -> Iterator[Operator]:
 
 def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
     """Keys and roster of a file; LocalError for keys that are not of this role in the roster."""
-    keys, roster = load_keys(path.parent / config.keys), rosters.load(path.parent / config.roster)
+    roster = rosters.load(path.parent / config.roster)
+    keys = load_keys(path.parent / config.keys, roster.entries)
     # Before dialling: the roster says which certificate to expect.
     rosters.verify(roster, config.trust)
     entry = keys.entry
@@ -200,6 +204,51 @@ def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, ros
             " have it added"
         )
     return keys, roster
+
+
+def current_member(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
+    """As ``member_of``, and renews in good time what can be: no daemon does it for people.
+
+    Once the member's certificate or the coordinator's is old, the coordinator is asked for its
+    roster, which takes the place of the file's, and gets the member's new certificate.
+    """
+    keys, roster = member_of(path, config, role)
+    try:
+        renewal = own_renewal(keys.home, keys.entry, utc_now())
+        if renewal is None and not renewal_due(roster.coordinator.certificate, utc_now()):
+            return keys, roster
+        newest = _handed_in(config, keys, roster, renewal)
+        if newest != roster:
+            rosters.check_next(newest, roster, config.trust, held_keys(keys.home))
+            rosters.save(newest, path.parent / config.roster)
+    # The command itself may be more urgent.
+    except StaddleError as error:
+        printer.show(f"certificates are not renewed: {error}", err=True)
+    return member_of(path, config, role)
+
+
+def _handed_in(
+    config: OperatorConfig, keys: Keys, roster: rosters.Roster, renewal: Renewal | None
+) -> rosters.Roster:
+    """The coordinator's roster, unchecked, once it has the renewal."""
+    failed = PeerError(roster.coordinator.id, "was not asked")
+    # Where the new certificate stands in its roster already, the one of ours is refused.
+    for pair in tls_pairs(keys):
+        with dialled(config.coordinator, roster.coordinator, *pair, config.proxy) as channel:
+            stub = cast("Any", RenewalStub)(channel)
+            try:
+                reply = stub.Newest(membership_pb2.NewestRequest(), timeout=CALL_SECONDS)
+                newest = rosters.parse(reply.roster, "the coordinator's roster")
+                if renewal is not None and keys.entry in newest.entries:
+                    request = membership_pb2.RenewRequest(
+                        certificate=renewal.certificate, signature=bytes.fromhex(renewal.signature)
+                    )
+                    stub.Renew(request, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                failed = explained(error, roster.coordinator.id, config.coordinator)
+            else:
+                return newest
+    raise failed
 
 
 @contextmanager
@@ -217,6 +266,6 @@ def dialled(
     check_local(not clock, clock)
     # The coordinator's own certificate is the only root: no CA could vouch for another.
     credentials = grpc.ssl_channel_credentials(coordinator.certificate.encode(), key, certificate)
-    options = client_options(coordinator.id, proxy)
+    options = client_options(server_name(coordinator.certificate), proxy)
     with grpc.secure_channel(checked_address(address), credentials, options) as channel:
         yield channel

@@ -8,6 +8,7 @@ import typer
 from ...errors import LocalError
 from ...proto.channel import checked_address
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import validity
 from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
 from ...security.identity.roster import Pins, Roster
 from ..terminal import printer
@@ -26,6 +27,8 @@ Federation {name} founded in {folder}. Its folders, each for one person or machi
 Next:
   staddle coordinator run --config {folder}/coordinator/coordinator.toml
   staddle invite hospital-a --founder {folder}/founder/founder.toml"""
+RENEWS, CANNOT_RENEW = "renews its certificate", "renews its certificate, but cannot"
+RENEWED = "Renews {role} {id}, of {organisation!r}: certificate until {end}."
 ADMITS = "Admits {role} {id}, of {organisation!r}, on a host of {host_operator!r}."
 
 
@@ -74,19 +77,25 @@ def members(founder: FounderOption) -> None:
     """
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
-        waiting, roster = calls.waiting()
-    columns = ("id", "role", "organisation", "host run by", "protocol key", "")
-    rows = [(*_described(entry), "member") for entry in roster.entries]
+        found = calls.waiting()
+    columns = ("id", "role", "organisation", "host run by", "protocol key", "certificate ends", "")
+    said = dict.fromkeys(found.renewed, RENEWS) | dict.fromkeys(found.refused, CANNOT_RENEW)
+    rows = [(*_described(entry), said.get(entry.id, "member")) for entry in found.roster.entries]
     rows += [
-        (*_described(entry), f"waits, invited by {ticket.founder}") for entry, ticket in waiting
+        (*_described(entry), f"waits, invited by {ticket.founder}")
+        for entry, ticket in found.joining
     ]
-    printer.show(printer.PrintedTable(columns, rows, width=240))
-    _tell(roster, file)
+    printer.show(printer.PrintedTable(columns, rows, width=260))
+    _tell(found.roster, file)
 
 
 def _described(entry: RosterEntry) -> tuple[str, ...]:
-    fingerprint = entry.protocol_fingerprint
-    return entry.id, str(entry.role), entry.organisation, entry.host_operator, fingerprint
+    shown = entry.id, str(entry.role), entry.organisation, entry.host_operator
+    return *shown, entry.protocol_fingerprint, _end(entry)
+
+
+def _end(entry: RosterEntry) -> str:
+    return validity(entry.certificate)[1].date().isoformat()
 
 
 def admit(
@@ -103,8 +112,10 @@ def admit(
     """
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
-        waiting, roster = calls.waiting()
-        found = {each[0].protocol_fingerprint: each for each in waiting if each[0].id == member}
+        waiting = calls.waiting()
+        roster = waiting.roster
+        joining = (each for each in waiting.joining if each[0].id == member)
+        found = {each[0].protocol_fingerprint: each for each in joining}
         if not found:
             raise LocalError(
                 f"{member!r} does not wait to be admitted; it runs: staddle join INVITATION"
@@ -132,8 +143,27 @@ def remove(
     """Remove a member, for instance because its keys are lost: every daemon lets it in no more."""
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
-        _, roster = calls.waiting()
-        _publish(rosters.remove(roster, member), file, calls)
+        _publish(rosters.remove(calls.waiting().roster, member), file, calls)
+
+
+def renew(founder: FounderOption) -> None:
+    """Admit all new certificates that wait, for instance each night; says nothing where none does.
+
+    Members make them in good time by themselves. Nobody is telephoned: each is signed with the key
+    that your own roster has for its member, and changes nothing else. Exit code 1 if one cannot be
+    admitted; the others are.
+    """
+    file = membership_client.read(founder)
+    with membership_client.connected(file) as calls:
+        found = calls.waiting()
+        for entry in found.renewed.values():
+            printer.show(RENEWED.format(**entry.model_dump(), end=_end(entry)))
+        if found.renewed:
+            _publish(rosters.renew(found.roster, found.renewed), file, calls)
+    for why in found.refused.values():
+        printer.show(f"not admitted: {why}", err=True)
+    if found.refused:
+        raise typer.Exit(1)
 
 
 def publish(
@@ -153,7 +183,8 @@ def publish(
 
 def _publish(roster: Roster, file: FounderFile, calls: membership_client.FounderCalls) -> None:
     """Sign a roster and hand it in, or say who has to sign it first."""
-    signed = rosters.sign(roster, file.keys)
+    # A founder renews its own certificate, too.
+    signed = rosters.sign(roster, load_keys(file.keys.home, roster.entries))
     if len(signed.signatures) < signed.threshold:
         path = file.roster_path.with_name(f"roster-{signed.version}.json")
         rosters.save(signed, path)

@@ -13,7 +13,7 @@ from ...proto.channel import checked_proxy
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
-from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, load_keys
+from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, held_keys, load_keys
 from ...security.identity.roster import Roster
 from ..terminal import printer
 from ..terminal.examples import filled, write
@@ -156,7 +156,7 @@ def _admitted(
     present = rosters.load(folder / "roster.json")
     # Run again, it may bring what is here already.
     if roster != present:
-        rosters.check_next(roster, present, invitation.trust, keys.entry)
+        rosters.check_next(roster, present, invitation.trust, held_keys(folder / "keys"))
         rosters.save(roster, folder / "roster.json")
     said = SILO if keys.entry.role is Role.SILO else OPERATOR
     path = folder / "roster.json"

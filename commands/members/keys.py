@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ...security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
+from ...security.identity.certificate import validity
+from ...security.identity.keys import (
+    ENTRY_FILE,
+    Role,
+    RosterEntry,
+    create_keys,
+    held_keys,
+    renew_keys,
+)
 from ..terminal import printer
 
 
@@ -46,7 +54,7 @@ def show(
     ] = False,
 ) -> None:
     """Check a folder of keys, and show its public half."""
-    entry = load_keys(folder).entry
+    entry, *later = (keys.entry for keys in held_keys(folder))
     # The fingerprint is not a field of the entry, but computed from its key.
     if as_json:
         printer.show_json(
@@ -54,6 +62,29 @@ def show(
         )
     else:
         _show(entry)
+        for each in later:
+            _show_tls(each)
+
+
+def renew(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that 'staddle keys new' made.")
+    ],
+) -> None:
+    """Make another TLS key and certificate now, for instance because the TLS key was stolen.
+
+    In good time daemons and commands do this by themselves. All other keys stay. A running daemon
+    hands the certificate in within the hour; it counts once a founder has admitted it: staddle
+    federation renew.
+    """
+    keys = renew_keys(folder)
+    _show_tls(keys.entry)
+    printer.show("", f"Made in {keys.folder}. A founder may also get its {ENTRY_FILE} by hand.")
+
+
+def _show_tls(entry: RosterEntry) -> None:
+    end = validity(entry.certificate)[1].date().isoformat()
+    printer.show(f"TLS key       {entry.tls_fingerprint}, certificate until {end}")
 
 
 def _show(entry: RosterEntry) -> None:
@@ -61,5 +92,5 @@ def _show(entry: RosterEntry) -> None:
     printer.show(f"role          {entry.role}")
     printer.show(f"organisation  {entry.organisation}")
     printer.show(f"host run by   {entry.host_operator}")
-    printer.show(f"TLS key       {entry.tls_fingerprint}")
+    _show_tls(entry)
     printer.show(f"protocol key  {entry.protocol_fingerprint}")

@@ -1,6 +1,6 @@
 """Calls about members to a coordinator: those of a founder, and the one of a stranger."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +8,24 @@ from typing import Any
 
 import grpc
 
-from ...files.documents import canonical_json, read_toml
+from ...errors import StaddleError
+from ...files.documents import canonical_json, read_toml, validate
 from ...proto import membership_pb2 as pb
 from ...proto.membership_pb2_grpc import EnrolmentStub, MembershipStub
 from ...security.identity import invitation as invitations
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import utc_now
 from ...security.identity.guest import GUEST_CERTIFICATE, guest_key
 from ...security.identity.invitation import Ticket
 from ...security.identity.keys import Keys, Role, RosterEntry
+from ...security.identity.renewal import Renewal
 from ...security.identity.roster import Roster
 from ..federation.operator_client import (
     CALL_SECONDS,
     OperatorConfig,
+    current_member,
     dialled,
     explained,
-    member_of,
 )
 
 
@@ -44,7 +47,17 @@ class FounderFile:
 def read(path: Path) -> FounderFile:
     """A founder's file; LocalError for keys that are not those of a founder in the roster."""
     config = read_toml(path, OperatorConfig)
-    return FounderFile(path, config, *member_of(path, config, Role.FOUNDER))
+    return FounderFile(path, config, *current_member(path, config, Role.FOUNDER))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingForFounder:
+    """What a coordinator has for a founder."""
+
+    roster: Roster  # the newest: the founder's own, or the coordinator's, which is checked
+    joining: list[tuple[RosterEntry, Ticket]]  # unchecked
+    renewed: dict[str, RosterEntry]  # by id: as in the roster, but for the certificate
+    refused: dict[str, str]  # why a renewal is not among these, by what the coordinator calls it
 
 
 class FounderCalls:
@@ -55,11 +68,8 @@ class FounderCalls:
         self._stub = stub(channel)
         self._file = file
 
-    def waiting(self) -> tuple[list[tuple[RosterEntry, Ticket]], Roster]:
-        """The entries that wait, each with its ticket, unchecked, and the coordinator's roster.
-
-        The roster is checked against the founder's pins, and kept in its file if it is newer.
-        """
+    def waiting(self) -> WaitingForFounder:
+        """What waits. The coordinator's roster is kept in the founder's file if it is newer."""
         reply = self._call(self._stub.Waiting, pb.WaitingRequest())
         found = [
             (invitations.read_entry(each.entry), invitations.read_ticket(each.ticket))
@@ -70,7 +80,8 @@ class FounderCalls:
         # An older one may be that of a coordinator which missed a change.
         if roster.version > self._file.roster.version:
             rosters.save(roster, self._file.roster_path)
-        return found, max(roster, self._file.roster, key=lambda each: each.version)
+        newest = max(roster, self._file.roster, key=lambda each: each.version)
+        return WaitingForFounder(newest, found, *_renewed(reply.renewals, newest))
 
     def publish(self, roster: Roster) -> None:
         """Hand in the next version of the roster."""
@@ -82,6 +93,26 @@ class FounderCalls:
         except grpc.RpcError as error:
             file = self._file
             raise explained(error, file.roster.coordinator.id, file.config.coordinator) from None
+
+
+def _renewed(
+    renewals: Iterable[pb.WaitingRenewal], roster: Roster
+) -> tuple[dict[str, RosterEntry], dict[str, str]]:
+    """The entries that renewals make of this roster's, and why others make none.
+
+    A coordinator could show anything, so nothing but certificate and signature is read.
+    """
+    now = utc_now()
+    renewed, refused = {}, {}
+    for each in renewals:
+        document = {"certificate": each.certificate, "signature": each.signature.hex()}
+        try:
+            renewal = validate(document, Renewal, f"{each.member}: its renewal")
+            renewed[each.member] = renewal.renewed(roster[each.member], now)
+        # Nor must one member keep the others from theirs.
+        except StaddleError as error:
+            refused[each.member] = str(error)
+    return renewed, refused
 
 
 @contextmanager

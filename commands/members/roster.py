@@ -63,7 +63,8 @@ def sign(
     path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's folder of keys.")]
 ) -> None:
     """Sign the roster as a founder. Look at it first with 'staddle roster show'."""
-    roster = rosters.sign(rosters.load(path), load_keys(keys))
+    roster = rosters.load(path)
+    roster = rosters.sign(roster, load_keys(keys, roster.entries))
     rosters.save(roster, path)
     _tell(roster)
 

@@ -62,6 +62,7 @@ MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
     "/staddle.v1.Membership": (Role.FOUNDER,),
+    "/staddle.v1.Renewal": (Role.SILO, Role.OPERATOR, Role.FOUNDER),
     "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
 }
 # Strangers may call this service alone: all of them are one caller, whose name no member can have.

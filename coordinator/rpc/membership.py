@@ -1,33 +1,42 @@
-"""The Enrolment and Membership services: how a stranger hands in an entry, and a founder a roster.
+"""The services about members: how they hand in entries and certificates, and founders rosters.
 
 The coordinator decides nothing here. A founder's signature lets an entry wait, and the founders'
-signatures make a roster; every silo checks these against its own pins.
+signatures make a roster; every silo checks these against its own pins. What the coordinator
+refuses here it would only pass on to a founder, who checks it again.
 """
 
 import asyncio
+from itertools import islice
 
 from ... import log
 from ...errors import LocalError, PeerError, RefusedError
-from ...files.documents import canonical_json
+from ...files.documents import canonical_json, validate
 from ...proto import membership_pb2 as pb
 from ...security.identity import invitation
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import utc_now
+from ...security.identity.keys import held_keys
+from ...security.identity.renewal import Renewal, own_renewal
 from ..daemon import Daemon
-from ..enrolment import Enrolments
+from ..enrolment import Enrolments, Renewals
 from .guard import GUEST, Context, caller
+
+MOST_RENEWALS = 200  # in one answer, whose size is bounded; the others come once these are admitted
 
 
 class MembershipService:
     """The calls of membership.proto.
 
-    The guard lets founders into Membership, and anybody into Enrolment.
+    The guard lets founders into Membership, members into Renewal, and anybody into Enrolment.
     """
 
-    def __init__(self, daemon: Daemon, enrolments: Enrolments, renewed: asyncio.Event) -> None:
+    def __init__(
+        self, daemon: Daemon, enrolments: Enrolments, renewals: Renewals, renewed: asyncio.Event
+    ) -> None:
         """``renewed`` is set once another roster lies on the disk."""
         self._daemon = daemon
         self._enrolments = enrolments
+        self._renewals = renewals
         self._renewed = renewed
         # On the disk already, while the daemon with the roster before still ends.
         self._newest = daemon.roster
@@ -55,8 +64,9 @@ class MembershipService:
         return pb.EnrolReply(roster=roster)
 
     async def Waiting(self, request: pb.WaitingRequest, context: Context) -> pb.WaitingReply:  # noqa: N802
-        """Return the entries that wait, and the present roster."""
+        """Return the entries and renewals that wait, and the present roster."""
         entries = await asyncio.to_thread(lambda: list(self._enrolments.waiting()))
+        renewals = await asyncio.to_thread(self._waiting_renewals)
         return pb.WaitingReply(
             entries=[
                 pb.WaitingEntry(
@@ -65,8 +75,57 @@ class MembershipService:
                 )
                 for each in entries
             ],
+            renewals=[
+                pb.WaitingRenewal(
+                    member=member,
+                    certificate=each.certificate,
+                    signature=bytes.fromhex(each.signature),
+                )
+                for member, each in renewals
+            ],
             roster=rosters.encoded(self._daemon.roster),
         )
+
+    def _waiting_renewals(self) -> list[tuple[str, Renewal]]:
+        """The renewals of members, and this coordinator's own.
+
+        Nobody but a founder can do anything with it, so it is made when one asks.
+        """
+        own = self._daemon.roster.coordinator
+        try:
+            renewal = own_renewal(self._daemon.config.keys, own, utc_now())
+            if renewal is not None:
+                self._take(own.id, renewal)
+        # The others' wait for no disk of ours.
+        except (LocalError, PeerError) as error:
+            log.problem("renewal.failed", member=own.id, why=str(error))
+        return list(islice(self._renewals.waiting(), MOST_RENEWALS))
+
+    def _take(self, member: str, renewal: Renewal) -> None:
+        # Once: it is handed in again and again until a founder has admitted it.
+        if self._renewals.take(member, renewal, utc_now()):
+            log.event("renewal.waits", member=member)
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:  # noqa: N802
+        """Keep the caller's new certificate until a founder admits it.
+
+        RefusedError MANIFEST for one that cannot take the place of its present one.
+        """
+        member = caller(context, self._daemon.roster).id
+        document = {"certificate": request.certificate, "signature": request.signature.hex()}
+        try:
+            renewal = validate(document, Renewal, "the renewal")
+        except LocalError as error:
+            raise RefusedError(member, "MANIFEST", str(error)) from error
+        try:
+            await asyncio.to_thread(self._take, member, renewal)
+        except PeerError as error:
+            raise RefusedError(member, "MANIFEST", error.why) from error
+        return pb.RenewReply()
+
+    async def Newest(self, request: pb.NewestRequest, context: Context) -> pb.NewestReply:  # noqa: N802
+        """Return the present roster."""
+        return pb.NewestReply(roster=rosters.encoded(self._daemon.roster))
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:  # noqa: N802
         """Continue under the next version of the roster, which is on the disk when this returns.
@@ -90,7 +149,7 @@ class MembershipService:
         if roster == newest:
             return
         await asyncio.to_thread(
-            rosters.check_next, roster, newest, config.trust, newest.coordinator
+            rosters.check_next, roster, newest, config.trust, held_keys(config.keys)
         )
         # Not in a thread: a caller that hangs up must not leave a saved roster unused.
         rosters.save(roster, config.roster)

@@ -1,10 +1,14 @@
-"""A member's TLS certificate: self-signed, pinned by the roster, good for one name only.
+"""A member's TLS certificate: self-signed, pinned by the roster, good for its names only.
 
-It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the one
-name ``<id>.staddle``.
+It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the names
+of its member: ``<id>.staddle``, and ``<tag>.<id>.staddle`` with a tag that follows from its key. By
+the second name a client asks a server for this very certificate: a coordinator that has renewed its
+own still shows the one before to silos whose roster has that one. Certificates of earlier releases
+have the first name alone.
 """
 
 import datetime as dt
+import hashlib
 from functools import lru_cache
 from typing import TypeVar
 
@@ -31,13 +35,17 @@ UNREADABLE = (  # all that the parser raises; a bit flip in a certificate leads 
 )
 DOMAIN = "staddle"
 BACKDATED = dt.timedelta(minutes=5)  # for the clocks of other members that are behind
-LIFETIME = dt.timedelta(days=3653)  # ten years: revocation is a new roster, not a date
+# Two years. A new roster revokes a certificate; its end bounds the harm of a theft nobody noticed.
+LIFETIME = dt.timedelta(days=731)
+# the part of its life after which it is renewed: 8 months are left for the founders
+RENEWED_AFTER = 2 / 3
+TAG_DIGITS = 16  # of the key's SHA-256
 
 
 def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
     """PEM of a certificate for ``member``, signed by its own key.
 
-    Valid for ten years, from five minutes ago: a new roster removes a member, not an expiry date.
+    Valid for two years, from five minutes ago.
     """
     now = utc_now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
@@ -51,11 +59,18 @@ def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
         .not_valid_after(now + LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(f"{member}.{DOMAIN}")]), critical=False
+            x509.SubjectAlternativeName(list(map(x509.DNSName, _names(member, key.public_key())))),
+            critical=False,
         )
         .sign(key, hashes.SHA256())
     )
     return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _names(member: str, key: EllipticCurvePublicKey) -> tuple[str, str]:
+    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    name = f"{member}.{DOMAIN}"
+    return name, f"{hashlib.sha256(spki).hexdigest()[:TAG_DIGITS]}.{name}"
 
 
 @lru_cache(maxsize=1024)  # asked for each call of each member
@@ -67,6 +82,13 @@ def subject_key(pem: str) -> bytes:
     """
     key = x509.load_pem_x509_certificate(pem.encode()).public_key()
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def server_name(pem: str) -> str:
+    """The name by which a client asks for this very certificate, which stands in a roster."""
+    extensions = x509.load_pem_x509_certificate(pem.encode()).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return str(names.get_values_for_type(x509.DNSName)[-1])
 
 
 def utc_now() -> dt.datetime:
@@ -84,6 +106,32 @@ def validity(pem: str) -> tuple[dt.datetime, dt.datetime]:
     """
     certificate = x509.load_pem_x509_certificate(pem.encode())
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
+
+
+def renewal_due(pem: str, now: dt.datetime) -> bool:
+    """Whether so much of a certificate's life is over that its member renews it."""
+    first, last = validity(pem)
+    return now >= first + (last - first) * RENEWED_AFTER
+
+
+def check_follows(pem: str, present: str, now: dt.datetime) -> None:
+    """ValueError unless ``pem`` may take the place of ``present``; the steps run in order.
+
+    Both have passed ``check_certificate`` for the same member.
+    """
+    first, last = validity(pem)
+    # (1) It is newer: whoever passes on an older one may have its stolen key.
+    if first <= validity(present)[0]:
+        raise ValueError("certificate is not newer than the one in the roster")
+    # (2) It is good today.
+    if not first <= now <= last:
+        raise ValueError(
+            f"certificate is good from {first.isoformat()} to {last.isoformat()}, and this clock"
+            f" says {now.isoformat(timespec='seconds')}"
+        )
+    # (3) It has no longer a life than the one that we would make: renewing it has an end.
+    if last - first > LIFETIME + BACKDATED:
+        raise ValueError(f"certificate is good for more than {LIFETIME.days} days")
 
 
 @lru_cache(maxsize=1024)  # asked for each member whenever metrics are read
@@ -110,7 +158,8 @@ def clock_fault(member: str, pem: str, now: dt.datetime) -> str:
         return (
             f"this machine's clock says {shown}, which is {_seconds(now - last)} after the"
             f" certificate of {member!r} ended ({last.isoformat()}). Check this clock first (NTP);"
-            f" if it is right, have new keys made for {member!r}, and a roster signed with them"
+            f" if it is right, {member!r} needs another certificate: staddle keys renew makes one,"
+            " and a founder puts its entry.json into the roster"
         )
     return ""
 
@@ -156,11 +205,12 @@ def check_certificate(member: str, pem: str) -> None:
     if constraints is None or not constraints.critical or constraints.value.ca:
         raise ValueError("certificate lacks the critical CA:FALSE")
 
-    # (5) Its one name is the member's.
+    # (5) Its names are the member's: both of them, or as in earlier releases the first.
     names = _extension(extensions, x509.SubjectAlternativeName)
-    wanted = f"{member}.{DOMAIN}"
-    if names is None or list(names.value) != [x509.DNSName(wanted)]:
-        raise ValueError(f"certificate is not for the one name {wanted!r}")
+    wanted = _names(member, key)
+    known = [[*map(x509.DNSName, wanted)], [x509.DNSName(wanted[0])]]
+    if names is None or list(names.value) not in known:
+        raise ValueError(f"certificate is not for the one name {wanted[0]!r}, with or without tag")
 
     # (6) And nothing else: an extension that is not there needs no check.
     if len(extensions) != 2:

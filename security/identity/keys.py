@@ -9,9 +9,10 @@ r"""A member's keys: four private keys that never leave the folder, and one publ
       log.key              0600  Ed25519: ledger heads
       exchange.key         0600  X25519: what other silos seal to this one
       entry.json           0644  the public half, below
+      renewed-<tag>/       0700  later tls.key, tls.crt and entry.json; all else is unchanged
 
-The entry is canonical JSON, signed by the protocol key (proof of possession); one line, here
-broken::
+Nothing is overwritten: which TLS key counts is what the roster says. The entry is canonical JSON,
+signed by the protocol key (proof of possession); one line, here broken::
 
     {"certificate":"-----BEGIN CERTIFICATE-----\\n…","exchange_key":"8f40…","host_operator":"General
         Hospital",
@@ -24,7 +25,8 @@ import base64
 import hashlib
 import re
 import stat
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -56,7 +58,7 @@ from ...files.documents import (
     validate,
     write_new,
 )
-from .certificate import check_certificate, self_signed, subject_key
+from .certificate import TAG_DIGITS, check_certificate, self_signed, subject_key, validity
 from .domains import ENTRY, framed
 from .guest import GUEST_SPKI
 
@@ -64,6 +66,7 @@ PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey | X25519PrivateKey
 
 TLS_KEY, TLS_CERTIFICATE, ENTRY_FILE = "tls.key", "tls.crt", "entry.json"
 PROTOCOL_KEY, LOG_KEY, EXCHANGE_KEY = "protocol.key", "log.key", "exchange.key"
+RENEWED = "renewed-"  # begins the names of the folders of later TLS keys
 
 
 class Role(StrEnum):
@@ -117,7 +120,7 @@ class RosterEntry(Strict):
         check_certificate(self.id, self.certificate)
 
         # (2) The fingerprint that calls are checked against is that certificate's.
-        if hashlib.sha256(subject_key(self.certificate)).hexdigest() != self.spki_sha256:
+        if spki_digest(self.certificate) != self.spki_sha256:
             raise ValueError(
                 f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}"
             )
@@ -169,6 +172,11 @@ class RosterEntry(Strict):
         return fingerprint(bytes.fromhex(self.protocol_key))
 
 
+def spki_digest(certificate: str) -> str:
+    """SHA-256 (hex) of the public key of a certificate, PEM."""
+    return hashlib.sha256(subject_key(certificate)).hexdigest()
+
+
 def entry_bytes(document: dict[str, Any]) -> bytes:
     """The bytes that the protocol key signs: the canonical entry without its signature."""
     return canonical_json({key: value for key, value in document.items() if key != "signature"})
@@ -189,10 +197,13 @@ def _shown(digest: bytes) -> str:
 class Keys:
     """A member's private keys with its entry; printing it shows no secret.
 
-    ``entry`` is the public half, from the same folder. Keys and seeds of secure sums are not among
-    them: they are drawn for each attempt.
+    ``home`` is the member's folder. ``entry`` is the public half, from ``folder``, where
+    ``tls.key`` and ``tls.crt`` lie, too. Keys and seeds of secure sums are not among them: they are
+    drawn for each attempt.
     """
 
+    home: Path
+    folder: Path
     entry: RosterEntry
     tls_key: bytes = field(repr=False)  # PEM, as gRPC wants it
     protocol: Ed25519PrivateKey = field(repr=False)
@@ -224,38 +235,65 @@ def create_keys(
         Ed25519PrivateKey.generate(),
         X25519PrivateKey.generate(),
     )
-    certificate = self_signed(member, tls)
     document: dict[str, Any] = {
         "id": member,
         "role": str(role),
         "organisation": organisation,
         "host_operator": host_operator or organisation,
-        "certificate": certificate,
-        "spki_sha256": hashlib.sha256(subject_key(certificate)).hexdigest(),
         "protocol_key": protocol.public_key().public_bytes_raw().hex(),
         "log_key": log.public_key().public_bytes_raw().hex(),
         "exchange_key": exchange.public_key().public_bytes_raw().hex(),
     }
-    document["signature"] = protocol.sign(framed(ENTRY, entry_bytes(document))).hex()
-
     # Nothing is written before the entry passes the checks that every other party makes of it.
-    entry = validate(document, RosterEntry, f"entry of {member!r}")
+    entry = _certified(document, tls, protocol)
     _make_folder(folder)
     private: dict[str, PrivateKey] = {
-        TLS_KEY: tls,
         PROTOCOL_KEY: protocol,
         LOG_KEY: log,
         EXCHANGE_KEY: exchange,
     }
     for name, key in private.items():
-        write_new(
-            folder / name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        )
-    write_new(folder / TLS_CERTIFICATE, certificate.encode(), 0o644)
-
-    # The entry is written last: a folder without it is unfinished, and ``load_keys`` refuses it.
-    write_new(folder / ENTRY_FILE, canonical_json(document) + b"\n", 0o644)
+        write_new(folder / name, _pem(key))
+    _write_pair(folder, tls, entry)
     return entry
+
+
+def renew_keys(folder: Path) -> Keys:
+    """Make another TLS key and certificate for a member, next to those that it has; all else stays.
+
+    They count once they stand in a roster. LocalError where the folder cannot be written.
+    """
+    keys, tls = load_keys(folder), generate_private_key(SECP256R1())
+    entry = _certified(keys.entry.model_dump(mode="json"), tls, keys.protocol)
+    place = folder / f"{RENEWED}{entry.spki_sha256[:TAG_DIGITS]}"
+    _make_folder(place)
+    _write_pair(place, tls, entry)
+    return replace(keys, folder=place, entry=entry, tls_key=_pem(tls))
+
+
+def _certified(
+    document: dict[str, Any], tls: EllipticCurvePrivateKey, protocol: Ed25519PrivateKey
+) -> RosterEntry:
+    """An entry with a new certificate for this TLS key, checked."""
+    certificate = self_signed(document["id"], tls)
+    made = {
+        **document,
+        "certificate": certificate,
+        "spki_sha256": spki_digest(certificate),
+    }
+    made["signature"] = protocol.sign(framed(ENTRY, entry_bytes(made))).hex()
+    return validate(made, RosterEntry, f"entry of {document['id']!r}")
+
+
+def _pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write_pair(folder: Path, tls: EllipticCurvePrivateKey, entry: RosterEntry) -> None:
+    write_new(folder / TLS_KEY, _pem(tls))
+    write_new(folder / TLS_CERTIFICATE, entry.certificate.encode(), 0o644)
+    # The entry is written last: a folder without it is unfinished, and never used.
+    write_new(folder / ENTRY_FILE, canonical_json(entry.model_dump(mode="json")) + b"\n", 0o644)
 
 
 def _make_folder(folder: Path) -> None:
@@ -283,36 +321,83 @@ def load_entry(path: Path) -> RosterEntry:
     return parse_canonical(read_bytes(path), RosterEntry, str(path))
 
 
-def load_keys(folder: Path) -> Keys:
-    """Read a member's folder; LocalError if others can read a private key, or one does not fit."""
+def load_keys(folder: Path, among: Collection[RosterEntry] = ()) -> Keys:
+    """Read a member's folder; LocalError if others can read a private key, or one does not fit.
+
+    Of several TLS keys it is the one whose entry is ``among`` those of a roster, else the first.
+    """
+    held = held_keys(folder)
+    return next((keys for keys in held if keys.entry in among), held[0])
+
+
+def held_keys(folder: Path) -> tuple[Keys, ...]:
+    """A member's keys with each TLS key of its folder, in the order of their certificates.
+
+    LocalError as ``load_keys``.
+    """
+    first = _load_first(folder)
+    places = (path.parent for path in folder.glob(f"{RENEWED}*/{ENTRY_FILE}"))
+    renewed = [_load_renewed(first, place) for place in places]
+    began = {keys.folder: validity(keys.entry.certificate)[0] for keys in (first, *renewed)}
+    return first, *sorted(renewed, key=lambda keys: began[keys.folder])
+
+
+def tls_pairs(keys: Keys) -> list[tuple[bytes, bytes]]:
+    """These TLS key and certificate, PEM, then the member's others, the newest first."""
+    others = [held for held in held_keys(keys.home)[::-1] if held.entry != keys.entry]
+    return [(each.tls_key, each.entry.certificate.encode()) for each in (keys, *others)]
+
+
+def _load_first(folder: Path) -> Keys:
     entry = load_entry(folder / ENTRY_FILE)
-    tls_pem = _read_private(folder / TLS_KEY)
-    tls: EllipticCurvePrivateKey = _private_key(folder / TLS_KEY, EllipticCurvePrivateKey)
     protocol: Ed25519PrivateKey = _private_key(folder / PROTOCOL_KEY, Ed25519PrivateKey)
     log: Ed25519PrivateKey = _private_key(folder / LOG_KEY, Ed25519PrivateKey)
     exchange: X25519PrivateKey = _private_key(folder / EXCHANGE_KEY, X25519PrivateKey)
 
-    # A key restored from another backup than the entry would sign what nobody can verify, or keep
-    # every handshake from working, and gRPC does not say why.
-    tls_public = tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    # A key restored from another backup than the entry would sign what nobody can verify.
     found = {
-        TLS_KEY: (hashlib.sha256(tls_public).hexdigest(), entry.spki_sha256),
         PROTOCOL_KEY: (protocol.public_key().public_bytes_raw().hex(), entry.protocol_key),
         LOG_KEY: (log.public_key().public_bytes_raw().hex(), entry.log_key),
         EXCHANGE_KEY: (exchange.public_key().public_bytes_raw().hex(), entry.exchange_key),
-        TLS_CERTIFICATE: (
-            read_bytes(folder / TLS_CERTIFICATE).decode(errors="replace"),
-            entry.certificate,
-        ),
     }
+    _check_fit(folder, found)
+    return Keys(folder, folder, entry, _tls_key(folder, entry), protocol, log, exchange)
+
+
+def _load_renewed(first: Keys, place: Path) -> Keys:
+    entry = load_entry(place / ENTRY_FILE)
+    own, others = (
+        each.model_dump(exclude={"certificate", "spki_sha256", "signature"})
+        for each in (entry, first.entry)
+    )
+    _check_fit(place, {ENTRY_FILE: (own, others)})
+    return replace(first, folder=place, entry=entry, tls_key=_tls_key(place, entry))
+
+
+def _tls_key(folder: Path, entry: RosterEntry) -> bytes:
+    """The key of an entry's certificate, which lies next to it, PEM."""
+    pem = _read_private(folder / TLS_KEY)
+    tls: EllipticCurvePrivateKey = _private_key(folder / TLS_KEY, EllipticCurvePrivateKey)
+    public = tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    certificate = read_bytes(folder / TLS_CERTIFICATE).decode(errors="replace")
+    # Another one would keep every handshake from working, and gRPC does not say why.
+    found = {
+        TLS_KEY: (hashlib.sha256(public).hexdigest(), entry.spki_sha256),
+        TLS_CERTIFICATE: (certificate, entry.certificate),
+    }
+    _check_fit(folder, found)
+    return pem
+
+
+def _check_fit(folder: Path, found: Mapping[str, tuple[object, object]]) -> None:
+    """LocalError names the first file whose content is not what the entry declares."""
     for name, (actual, declared) in found.items():
         # The first that differs is enough: the whole folder has to be restored.
         if actual != declared:
             raise LocalError(
-                f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"
-                " backup"
+                f"{folder / name}: does not fit the folder's other files; restore the folder from"
+                " one backup"
             )
-    return Keys(entry, tls_pem, protocol, log, exchange)
 
 
 def _read_private(path: Path) -> bytes:

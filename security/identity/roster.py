@@ -16,7 +16,7 @@ threshold and the fingerprints of the founders' keys, so that a swapped file is 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -195,6 +195,12 @@ def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
     return _following(roster, entry.id, entry)
 
 
+def renew(roster: Roster, renewed: Mapping[str, RosterEntry]) -> Roster:
+    """Next version with these entries, by id, in place of those of before, unsigned."""
+    entries = [renewed.get(entry.id, entry) for entry in roster.entries]
+    return _made(roster.federation, roster.version + 1, roster.threshold, entries)
+
+
 def remove(roster: Roster, member: str) -> Roster:
     """Next version without a member, unsigned: this is how a key is revoked."""
     members = ", ".join(entry.id for entry in roster.entries)
@@ -315,11 +321,11 @@ def verify(roster: Roster, pins: Pins, where: str = TRUST) -> None:
         raise LocalError(_too_few_signed(roster, pins, pinned, signed, where))
 
 
-def check_next(roster: Roster, present: Roster, pins: Pins, own: RosterEntry) -> None:
+def check_next(roster: Roster, present: Roster, pins: Pins, held: Sequence[Keys]) -> None:
     """Check a roster that shall follow the present one, which may come from anybody.
 
-    ``own`` is this party's entry. LocalError or PeerError say what is wrong; the steps run in
-    order.
+    ``held`` are this party's keys, with each of its TLS keys (``held_keys``). LocalError or
+    PeerError say what is wrong; the steps run in order.
     """
     # (1) Our founders signed it.
     verify(roster, pins)
@@ -329,11 +335,11 @@ def check_next(roster: Roster, present: Roster, pins: Pins, own: RosterEntry) ->
         f"roster version {roster.version} is not newer than version {present.version}, which is in"
         " use here; a founder makes changes on the newest (staddle federation members)",
     )
-    # (3) We are still in it, with the same keys.
+    # (3) We are still in it, with the same keys, and with a certificate whose key we have.
     check_local(
-        own in roster.entries,
-        f"roster version {roster.version} has no {own.id!r} with the keys in use here; ask a"
-        " founder. Whoever has new keys sets them in the configuration, and starts again",
+        any(keys.entry in roster.entries for keys in held),
+        f"roster version {roster.version} has no {held[0].entry.id!r} with the keys in use here;"
+        " ask a founder. Whoever has new keys sets them in the configuration, and starts again",
     )
 
 

@@ -5,13 +5,14 @@ Only session.py makes a client, and only session.py, gate.py and protocol.py sen
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, cast
 
 import grpc
 
 from ...errors import PeerError, RefusedError
 from ...proto import federation_pb2 as pb
-from ...proto import secure_pb2
+from ...proto import membership_pb2, secure_pb2
 from ...proto.channel import (
     ERROR_METADATA,
     FETCH,
@@ -26,6 +27,9 @@ from ...proto.convert import group_key
 from ...proto.convert.secagg_received import read_delivery
 from ...proto.federation_pb2_grpc import FederationStub
 from ...proto.frames import Frame, decode, encode
+from ...proto.membership_pb2_grpc import RenewalStub
+from ...security.identity.certificate import server_name
+from ...security.identity.keys import RosterEntry
 from .call_end import CallEnd, Ended
 
 CALL_SECONDS = 20.0
@@ -59,35 +63,40 @@ class Client:
     def __init__(
         self,
         address: str,
-        coordinator: str,
-        certificates: tuple[bytes, bytes, bytes],
+        coordinator: RosterEntry,
+        pairs: Callable[[], list[tuple[bytes, bytes]]],
         hint: Callable[[], str],
         silos: int,
         proxy: str = "",
     ) -> None:
         """Open a channel to ``address`` on which ``coordinator`` alone can answer.
 
-        ``certificates`` are the coordinator's certificate, our private key and our certificate, all
-        PEM. ``hint`` says what a handshake that fails now may fail by: the clocks, our key and
-        roster. Messages that name more than ``silos`` silos are rejected. ``proxy`` as in
-        ``client_options``.
+        ``pairs`` are ours (``tls_pairs``), of which the first is shown first. ``hint`` says what a
+        handshake that fails now may fail by: the clocks, our key and roster. Messages that name
+        more than ``silos`` silos are rejected. ``proxy`` as in ``client_options``.
         """
         require_tls13()
-        root, key, own = certificates
-        self._peer = coordinator
+        self._peer = coordinator.id
         self._address = address
         self._hint = hint
+        self._pairs = pairs
+        self._unanswered = 0  # greetings
+        self._open = partial(self._opened, coordinator.certificate, silos, proxy)
+        self._open(*pairs()[0])
+
+    def _opened(self, root: str, silos: int, proxy: str, key: bytes, own: bytes) -> None:
         self._channel = grpc.aio.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(root, key, own),
+            self._address,
+            grpc.ssl_channel_credentials(root.encode(), key, own),
             options=[
-                *client_options(coordinator, proxy),
+                *client_options(server_name(root), proxy),
                 ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
                 ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
                 ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
             ],
         )
         self._stub = cast("Any", FederationStub)(self._channel)
+        self._renewal = cast("Any", RenewalStub)(self._channel)
 
         # These have codecs of our own: the stub's copy each chunk twice, and parse a message whole
         # before its number of fields is bounded.
@@ -107,8 +116,24 @@ class Client:
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
     async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
-        """Open a session."""
-        return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
+        """Open a session.
+
+        If nobody answers, the next greeting shows another of our certificates, if there is one: the
+        coordinator may have the next roster already, and refuses the one of ours.
+        """
+        try:
+            return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
+        except UnreachableError:
+            self._unanswered += 1
+            pairs = await asyncio.to_thread(self._pairs)
+            if len(pairs) > 1:
+                await self._channel.close()
+                self._open(*pairs[self._unanswered % len(pairs)])
+            raise
+
+    async def renew(self, request: membership_pb2.RenewRequest) -> None:
+        """Hand in a new certificate of ours."""
+        await self._unary(self._renewal.Renew, request, CALL_SECONDS)
 
     async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
         """Wait for a task, at most about ``hold`` seconds."""

@@ -1,11 +1,11 @@
 """The session with the coordinator: who we speak to, and the control messages that hold no tensor.
 
 Control messages are greetings, polls, heartbeats, fetch requests (of deliveries and of weights),
-answers, questions about an upload and attestations of other silos' ledgers. They hold names,
-numbers, digests, signatures of tree heads and codes of closed lists; a greeting also holds the
-version of this software and the time. Each is counted before it
-leaves, against the caps of the policy, which stand in the record that the session begins with. The
-totals are written when the session is over.
+answers, questions about an upload, attestations of other silos' ledgers, and a new certificate.
+They hold names, numbers, digests, signatures, public keys and codes of closed lists; a greeting
+also holds the version of this software and the time. Each is counted before it leaves, against the
+caps of the policy, which stand in the record that the session begins with. The totals are written
+when the session is over.
 
 Only this module, gate.py and protocol.py use the client; ``tests/test_structure.py`` checks that.
 """
@@ -21,11 +21,13 @@ from google.protobuf.message import Message
 from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError, StaddleError
 from ...proto import federation_pb2 as pb
+from ...proto import membership_pb2
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN
 from ...security.blind.plan import RoundPlan
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import utc_now
-from ...security.identity.keys import Keys
+from ...security.identity.keys import Keys, tls_pairs
+from ...security.identity.renewal import Renewal
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import ControlClose, ControlOpen, JobAccept, JobDecline, Peer
 from ...security.policy.file import ControlCaps as Caps
@@ -60,10 +62,9 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster, proxy: str = "
 
     It connects with the first call.
     """
-    coordinator = roster.coordinator
-    certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
+    coordinator, pairs = roster.coordinator, partial(tls_pairs, keys)
     hint = partial(handshake_hint, keys.entry, coordinator, roster.version)
-    return Client(address, coordinator.id, certificates, hint, len(roster.entries), proxy)
+    return Client(address, coordinator, pairs, hint, len(roster.entries), proxy)
 
 
 class SessionCounts:
@@ -266,6 +267,14 @@ class CoordinatorSession:
             short = tuple(reason[:MAX_REASON] for reason in decision.reasons)
             decision = decision.model_copy(update={"reasons": short})
         await asyncio.to_thread(self._ledger.append, decision)
+
+    async def renew(self, renewal: Renewal) -> None:
+        """Hand in a new certificate of ours, which counts once a roster has it."""
+        request = membership_pb2.RenewRequest(
+            certificate=renewal.certificate, signature=bytes.fromhex(renewal.signature)
+        )
+        self.count(request)
+        await self.client.renew(request)
 
     # Uploads and deliveries.
 

@@ -233,7 +233,8 @@ def test_a_stranger_cannot_fill_the_disk_with_lines_of_the_log(here, world, monk
                 await refused(enrolling(channel)(b"x", timeout=SECONDS), "MANIFEST")
         # a member's refusals are all logged
         async with publishing(here, world, world.keys["north"]) as channel:
-            call = channel.unary_unary(CLOSED[-1], lambda data: data, lambda data: data)
+            publish = "/staddle.v1.Membership/Publish"
+            call = channel.unary_unary(publish, lambda data: data, lambda data: data)
             for _ in range(times):
                 await refused(call(b"", timeout=SECONDS), "IDENTITY", "may not call")
 

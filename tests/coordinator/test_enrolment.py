@@ -1,17 +1,21 @@
-"""What invited strangers hand in."""
+"""What invited strangers, and members whose certificates are old, hand in."""
 
+import datetime as dt
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from staddle.coordinator import enrolment
-from staddle.coordinator.enrolment import Enrolments
+from staddle.coordinator.enrolment import Enrolments, Renewals
 from staddle.errors import PeerError
+from staddle.security.identity import certificate
 from staddle.security.identity import invitation as invitations
 from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.identity.keys import Role, create_keys, load_keys, renew_keys
+from staddle.security.identity.renewal import Renewal
 
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 NOW, LATER = 1_000, 2_000
 
 
@@ -130,3 +134,62 @@ def test_a_stolen_key_of_a_founder_fills_no_disk_and_its_entries_go_with_it(
     later.forget(NOW)
     assert names(later) == []
     assert list((tmp_path / "enrolments").iterdir()) == []
+
+
+@pytest.fixture
+def member(made, tmp_path, monkeypatch):
+    """A member's roster, and what makes it another certificate so many days later."""
+    monkeypatch.setattr(certificate, "utc_now", lambda: START)
+    entry = create_keys(tmp_path / "keys", "s", Role.SILO, "o")
+
+    def renewed(days):
+        monkeypatch.setattr(certificate, "utc_now", lambda: START + dt.timedelta(days=days))
+        return renew_keys(tmp_path / "keys").entry
+
+    return rosters.add(made.roster, entry), renewed
+
+
+def test_one_renewal_waits_for_each_member_also_over_a_restart(member, tmp_path):
+    roster, renewed = member
+    first, second = renewed(1), renewed(2)
+    now = START + dt.timedelta(days=3)
+    renewals = Renewals(tmp_path, roster)
+    assert list(renewals.waiting()) == []
+    assert renewals.take("s", Renewal.of(first), now)
+    for again in (renewals, Renewals(tmp_path, roster)):
+        assert not again.take("s", Renewal.of(first), now)
+        again.forget(now)
+        assert list(again.waiting()) == [("s", Renewal.of(first))]
+    assert renewals.take("s", Renewal.of(second), now)
+    assert list(renewals.waiting()) == [("s", Renewal.of(second))]
+    (path,) = (tmp_path / "renewals").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    # what the roster has waits no more, and is no news
+    later = Renewals(tmp_path, rosters.renew(roster, {"s": second}))
+    later.forget(now)
+    assert list(later.waiting()) == []
+    assert not later.take("s", Renewal.of(second), now)
+    with pytest.raises(PeerError, match="not newer than the one in the roster"):
+        later.take("s", Renewal.of(first), now)
+    assert list(later.waiting()) == []
+
+
+def test_a_renewal_that_the_disk_changed_goes_and_comes_again(member, tmp_path):
+    roster, renewed = member
+    entry, now = renewed(1), START + dt.timedelta(days=2)
+    renewals = Renewals(tmp_path, roster)
+    renewals.take("s", Renewal.of(entry), now)
+    (tmp_path / "renewals" / "s.json").write_bytes(b"{")
+    renewals.forget(now)
+    assert list(renewals.waiting()) == []
+    assert renewals.take("s", Renewal.of(entry), now)
+
+
+def test_a_renewal_goes_with_its_member_or_its_end(member, tmp_path):
+    roster, renewed = member
+    entry = renewed(1)
+    now = START + dt.timedelta(days=2)
+    for present, when in ((rosters.remove(roster, "s"), now), (roster, now + certificate.LIFETIME)):
+        Renewals(tmp_path, roster).take("s", Renewal.of(entry), now)
+        Renewals(tmp_path, present).forget(when)
+        assert list(Renewals(tmp_path, roster).waiting()) == []

@@ -13,7 +13,12 @@ from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, validate
 from staddle.security.identity import certificate
 from staddle.security.identity import keys as k
-from staddle.security.identity.certificate import check_certificate, self_signed, subject_key
+from staddle.security.identity.certificate import (
+    check_certificate,
+    self_signed,
+    server_name,
+    subject_key,
+)
 from staddle.security.identity.domains import ENTRY, ROSTER, framed
 
 PRIVATE = ("tls.key", "protocol.key", "log.key", "exchange.key")
@@ -56,11 +61,12 @@ def test_printing_keys_shows_no_secret(folder):
 def test_certificate_is_what_the_design_says(folder):
     read = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
     assert read.subject.rfc4514_string() == "CN=hospital-a"
+    tag = k.load_entry(folder / "entry.json").spki_sha256[:16]
     assert read.extensions.get_extension_for_class(
         x509.SubjectAlternativeName
-    ).value.get_values_for_type(x509.DNSName) == ["hospital-a.staddle"]
+    ).value.get_values_for_type(x509.DNSName) == ["hospital-a.staddle", f"{tag}.hospital-a.staddle"]
     years = (read.not_valid_after_utc - read.not_valid_before_utc).days / 365.25
-    assert 9.9 < years < 10.1
+    assert 1.9 < years < 2.1
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -75,7 +81,7 @@ def test_keys_of_another_folder_are_refused(folder, tmp_path):
     for name in (*PRIVATE, "tls.crt"):
         mine = (folder / name).read_bytes()
         (folder / name).write_bytes((tmp_path / "b" / name).read_bytes())
-        with pytest.raises(LocalError, match=f"{name}: is not the one in entry.json"):
+        with pytest.raises(LocalError, match=f"{name}: does not fit the folder's other files"):
             k.load_keys(folder)
         (folder / name).write_bytes(mine)
     k.load_keys(folder)
@@ -180,8 +186,13 @@ def test_certificate_steps():
     key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     end = (x509.BasicConstraints(ca=False, path_length=None), True)
     san = (x509.SubjectAlternativeName([x509.DNSName("a.staddle")]), False)
-    good = made(key, extensions=[end, san])
+    good = made(key, extensions=[end, san])  # as earlier releases made them
     check_certificate("a", good)
+    check_certificate("a", self_signed("a", key))
+    tagged = [x509.DNSName(name) for name in certificate._names("a", other.public_key())]
+    strange = (x509.SubjectAlternativeName(tagged), False)
+    assert server_name(good) == "a.staddle"
+    assert server_name(self_signed("a", key)) == certificate._names("a", key.public_key())[1]
     two = x509.SubjectAlternativeName([x509.DNSName("a.staddle"), x509.DNSName("b.staddle")])
     usage = (x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False)
     bad = {
@@ -197,6 +208,7 @@ def test_certificate_steps():
         "(4) not critical": (made(key, extensions=[(end[0], False), san]), "CA:FALSE"),
         "(5) absent": (made(key, extensions=[end]), "one name"),
         "(5) two names": (made(key, extensions=[end, (two, False)]), "one name"),
+        "(5) the tag of another key": (made(key, extensions=[end, strange]), "one name"),
         "(6) more": (made(key, extensions=[end, san, usage]), "beyond"),
     }  # fmt: skip
     for pem, said in bad.values():
@@ -240,3 +252,35 @@ def test_entry_file_is_one_canonical_line(folder):
     data = (folder / "entry.json").read_bytes()
     assert data == canonical_json(json.loads(data)) + b"\n"
     assert os.access(folder / "entry.json", os.R_OK)
+
+
+def test_a_renewed_certificate_lies_next_to_the_old_one_and_all_else_stays(folder):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    first = k.load_keys(folder)
+    renewed = k.renew_keys(folder)
+    assert {path: path.read_bytes() for path in before} == before
+    assert renewed.folder == folder / f"renewed-{renewed.entry.spki_sha256[:16]}"
+    changed = {"certificate", "spki_sha256", "signature"}
+    assert renewed.entry.model_dump(exclude=changed) == first.entry.model_dump(exclude=changed)
+    assert renewed.entry.spki_sha256 != first.entry.spki_sha256
+    assert [each.entry for each in k.held_keys(folder)] == [first.entry, renewed.entry]
+
+    # the roster says which one counts
+    assert k.load_keys(folder, [renewed.entry]).tls_key == renewed.tls_key
+    assert k.load_keys(folder, [first.entry]).folder == k.load_keys(folder).folder == folder
+
+
+def test_a_renewal_that_broke_off_is_never_used(folder):
+    renewed = k.renew_keys(folder)
+    for name in ("entry.json", "tls.crt", "tls.key"):
+        (renewed.folder / name).unlink()
+        assert [each.folder for each in k.held_keys(folder)] == [folder]
+    assert len(k.held_keys(folder)) < len([k.renew_keys(folder), *k.held_keys(folder)])
+
+
+def test_a_renewed_certificate_of_another_folder_is_refused(folder, tmp_path):
+    k.create_keys(tmp_path / "b", "hospital-a", k.Role.SILO, "General Hospital")
+    strange = k.renew_keys(tmp_path / "b")
+    strange.folder.rename(folder / strange.folder.name)
+    with pytest.raises(LocalError, match=r"entry.json: does not fit the folder's other files"):
+        k.load_keys(folder)
