@@ -1,7 +1,7 @@
 """The model that the template of the ledger report draws: a pure function of its sources."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...security.identity import roster as rosters
@@ -168,7 +168,7 @@ def page(
         roster=_roster_facts(sources, members),
         receipts=receipts,
         first_pages=first_pages(view, shown, Sources(members, jobs or {})),
-        body=_body(view, shown, members, receipts),
+        body=_body(view, shown, sources, receipts),
     )
 
 
@@ -189,8 +189,9 @@ def _roster_facts(sources: RosterSources, members: Roster | None) -> RosterFacts
 
 
 def _body(
-    whole: LedgerOverview, view: LedgerOverview, members: Roster | None, receipts: Receipts | None
+    whole: LedgerOverview, view: LedgerOverview, sources: RosterSources, receipts: Receipts | None
 ) -> Body:
+    members = sources.named(whole)
     # Polls and heartbeats belong to no job, so a page of one job has none.
     flows = tables.flow_table(view, control=view is whole)
     budgets = tables.budget_table(view.budgets)
@@ -211,7 +212,7 @@ def _body(
         sentences=tuple((job, sentence(view.of(job), members)) for job in view.jobs),
         flows=flows,
         total=tables.added(group.total for group in flows),
-        recipients=tuple(_recipients(view, members)),
+        recipients=tuple(_recipients(view, members, sources.rosters)),
         days=days,
         charts=charts,
         charts_left_out=left_out,
@@ -293,19 +294,24 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     return by_day, tuple(charts), len(rounds) - len(charts)
 
 
-def _recipients(view: LedgerOverview, members: Roster | None) -> Iterable[Recipient]:
+def _recipients(
+    view: LedgerOverview, members: Roster | None, known: Sequence[Roster]
+) -> Iterable[Recipient]:
     peers = [message.intent.recipient for message in view.messages]
     # Protocol messages, such as keys and shares, have recipients, too.
     peers += [sent.record.recipient for sent in view.protocol]
     peers += [session.opened.recipient for session in view.sessions]
     # One line per id and TLS key: a member that changed its key has two.
     for peer in dict.fromkeys(peers):
-        organisation, roster = _in_roster(peer, members)
+        organisation, roster = _in_roster(peer, members, known)
         yield Recipient(peer.id, peer.spki, organisation, roster)
 
 
-def _in_roster(peer: Peer, members: Roster | None) -> tuple[str, str]:
-    """The organisation of a peer, and what the roster knows of its TLS key."""
+def _in_roster(peer: Peer, members: Roster | None, known: Sequence[Roster]) -> tuple[str, str]:
+    """The organisation of a peer, and what the roster knows of its TLS key.
+
+    ``known`` are all rosters that are at hand: keys are renewed.
+    """
     if members is None:
         return "", ""
     if peer.id not in members:
@@ -313,5 +319,6 @@ def _in_roster(peer: Peer, members: Roster | None) -> tuple[str, str]:
 
     # a key that is not the roster's may be a peer that posed as this one
     member = members[peer.id]
-    key = "its key" if member.spki_sha256 == peer.spki else "has ANOTHER key there"
-    return member.organisation, key
+    keys = {each.spki_sha256 for roster in known for each in roster.entries if each.id == peer.id}
+    said = dict.fromkeys(keys, "its key in another version") | {member.spki_sha256: "its key"}
+    return member.organisation, said.get(peer.spki, "has ANOTHER key there")

@@ -527,6 +527,12 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     )
     row = ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"]
     assert row in page.section("3. What left")
+    # its certificate was renewed: another roster that is at hand has that key
+    coordinator = roster["coordinator"].model_copy(update={"spki_sha256": HASH})
+    entries = tuple(coordinator if e.id == "coordinator" else e for e in roster.entries)
+    before = roster.model_copy(update={"entries": entries, "version": 2})
+    row = ["coordinator", "Org <coordinator>", HASH, "its key in another version"]
+    assert row in parsed(path, RosterSources((roster, before))).section("3. What left")
     older = rosters.remove(roster, "silo-a")
     said = words(parsed(path, RosterSources((older,))))
     digest = rosters.digest(older)
