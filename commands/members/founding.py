@@ -1,14 +1,17 @@
 """``staddle federation``: found a federation, and say who is in it."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from ...errors import LocalError
 from ...proto.channel import checked_address
+from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import validity
+from ...security.identity.invitation import Ticket
 from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
 from ...security.identity.roster import Pins, Roster
 from ..terminal import printer
@@ -26,9 +29,21 @@ Federation {name} founded in {folder}. Its folders, each for one person or machi
   coordinator/  the coordinator's keys and coordinator.toml: for the machine of {address}
 Next:
   staddle coordinator run --config {folder}/coordinator/coordinator.toml
-  staddle invite hospital-a --founder {folder}/founder/founder.toml"""
+  staddle invite hospital-a hospital-b --founder {folder}/founder/founder.toml
+operator/ and coordinator/ hold private keys: move each to its machine, and keep no copy here."""
 RENEWS, CANNOT_RENEW = "renews its certificate", "renews its certificate, but cannot"
 RENEWED = "Renews {role} {id}, of {organisation!r}: certificate until {end}."
+UNLIKE = (
+    "not the fingerprint of the {member!r} that waits. Compare it again by telephone. If it is"
+    " right, somebody else has used the invitation: admit nobody, and send another one"
+)
+Waiting: TypeAlias = tuple[RosterEntry, Ticket]
+# What the example of an operator's file says, in a founder's.
+FOUNDERS_WORDS = {
+    "An operator's access": "A founder's access",
+    "The operator's key folder": "The founder's key folder",
+    "run staddle job list --operator": "run staddle federation members --founder",
+}
 ADMITS = "Admits {role} {id}, of {organisation!r}, on a host of {host_operator!r}."
 
 
@@ -66,7 +81,10 @@ def new(
     files = {Role.FOUNDER: "operator", Role.OPERATOR: "operator", Role.COORDINATOR: "coordinator"}
     for role, template in files.items():
         rosters.save(roster, folder / role / "roster.json")
-        write(folder / role / f"{role}.toml", filled(template, trust, address), 0o600)
+        content = filled(template, trust, address)
+        for operators, founders in FOUNDERS_WORDS.items() if role is Role.FOUNDER else ():
+            content = content.replace(operators, founders)
+        write(folder / role / f"{role}.toml", content, 0o600)
     printer.show(*BEGUN.format(name=name, folder=folder, address=address).splitlines())
 
 
@@ -99,41 +117,69 @@ def _end(entry: RosterEntry) -> str:
 
 
 def admit(
-    member: Annotated[str, typer.Argument(metavar="ID", help="Whom to admit.")],
     founder: FounderOption,
+    member: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Whom to admit; left out, all who wait.")
+    ] = "",
     fingerprint: Annotated[
-        str, typer.Option(help="SHA256:… as the member reads it out by telephone.")
-    ],
+        str,
+        typer.Option(
+            help="As the member reads it out by telephone, for an ID; left out, you are asked."
+        ),
+    ] = "",
 ) -> None:
-    """Admit somebody who has joined: the roster gets its entry, and every daemon the roster.
+    """Admit those who have joined: one new roster gets their entries, and every daemon the roster.
 
-    The member reads out its fingerprint, by telephone, to whom you have called. Whoever intercepted
-    the invitation has another one.
+    Each member reads out its fingerprint, by telephone, to whom you have called. Whoever
+    intercepted the invitation has another one. Type it with or without SHA256: and spaces;
+    whoever is not to be admitted yet is left out by pressing Enter.
     """
+    check_local(bool(member) or not fingerprint, "--fingerprint is for one ID; name it, too")
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
         waiting = calls.waiting()
         roster = waiting.roster
-        joining = (each for each in waiting.joining if each[0].id == member)
-        found = {each[0].protocol_fingerprint: each for each in joining}
-        if not found:
-            raise LocalError(
-                f"{member!r} does not wait to be admitted; it runs: staddle join INVITATION"
+        # Several may wait under one id: whoever used an invitation that was intercepted, too.
+        found: dict[str, dict[str, Waiting]] = {}
+        for each in waiting.joining:
+            found.setdefault(each[0].id, {})[each[0].protocol_fingerprint] = each
+        ids = [member] if member else sorted(found)
+        for name in ids:
+            check_local(
+                name in found,
+                f"{name!r} does not wait to be admitted; it runs: staddle join INVITATION",
             )
-        if fingerprint not in found:
-            raise LocalError(
-                f"{fingerprint}: not the fingerprint of the {member!r} that waits. Compare it again"
-                " by telephone. If it is right, somebody else has used the invitation: admit"
-                " nobody, and send another one"
-            )
-        # The coordinator could pass on what the member signed for it alone: an operator's entry
-        # from somebody who was invited as a silo.
-        entry, ticket = found[fingerprint]
-        ticket.check_signed(roster)
-        ticket.check_entry(entry)
-        printer.show(ADMITS.format_map(entry.model_dump()))
+        if fingerprint:
+            asked = rosters.as_read_out(fingerprint)
+            check_local(asked in found[member], UNLIKE.format(member=member))
+            matched = [found[member][asked]]
+        else:
+            matched = [each for name in ids for each in _compared(found[name])]
+        for entry, ticket in matched:
+            # The coordinator could pass on what the member signed for it alone: an operator's entry
+            # from somebody who was invited as a silo.
+            ticket.check_signed(roster)
+            ticket.check_entry(entry)
+            printer.show(ADMITS.format_map(entry.model_dump()))
+        if not matched:
+            printer.show("nobody was admitted" if ids else "nobody waits to be admitted")
+            return
         # New keys of a member take the place of the old ones.
-        _publish(rosters.add(roster, entry, replace=True), file, calls)
+        _publish(rosters.add(roster, *(entry for entry, _ in matched), replace=True), file, calls)
+
+
+def _compared(waiting: Mapping[str, Waiting]) -> Iterator[Waiting]:
+    """The entry and ticket under one id whose fingerprint a person types; none for an empty answer.
+
+    ``waiting`` by fingerprint, which is not shown: a tired person would read it back.
+    """
+    for entry, _ in waiting.values():
+        printer.show(f"{entry.id} waits: {entry.role} of {entry.organisation!r}. Call them.")
+    while answer := printer.ask(f"  fingerprint that {entry.id} reads out (Enter: not now)"):
+        if found := waiting.get(rosters.as_read_out(answer)):
+            yield found
+            return
+        printer.show(f"  {UNLIKE.format(member=entry.id)}")
 
 
 def remove(

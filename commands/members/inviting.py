@@ -1,48 +1,133 @@
 """``staddle invite``: a file with which an institution joins."""
 
 import os
+import re
 import time
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from ...files.documents import write_new
+from ...security.faults import check_local
 from ...security.identity import invitation as invitations
 from ...security.identity.certificate import utc_now
 from ...security.identity.invitation import DAY_SECONDS, LONGEST_DAYS
+from ...security.identity.keys import ID_PATTERN
+from ...security.identity.selection import among
 from ..terminal import printer
 from . import membership_client
 from .founding import FounderOption
+from .membership_client import FounderFile
+
+SENT = """\
+{path}: send it to {member}. They run, with a telephone at hand:
+  staddle join {file}{organisation} --founder {fingerprint}"""
+UNNAMED = "NAME OF YOUR ORGANISATION"
 
 
 def invite(
-    member: Annotated[
-        str, typer.Argument(metavar="ID", help="The new member's id, such as hospital-a.")
+    members: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="The new members' ids, such as hospital-a."),
     ],
     founder: FounderOption,
+    organisation: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What a new member's organisation is called, so that it need not type it; once per"
+            " ID, in their order.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write (default: ID.invitation).")
+        Path | None, typer.Option(help="The file to write, for one ID (default: ID.invitation).")
     ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="Invite somebody who signs jobs, not a silo.")
     ] = False,
     days: Annotated[int, typer.Option(min=1, max=LONGEST_DAYS, help="Days until it expires.")] = 14,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Members may be invited, too, who then get new keys."),
+    ] = False,
 ) -> None:
-    """Write the one file that a new member needs; send it to them in any way.
+    """Write the one file that each new member needs; send it to them in any way.
 
     It holds no secret but a token that is good for one entry. Whoever uses it becomes a member only
     once you have compared fingerprints, by telephone, and run: staddle federation admit.
     """
     file = membership_client.read(founder)
+    names = organisation or [""] * len(members)
+    paths = {member: out or Path(f"{member}.invitation") for member in members}
+    _check(members, names, file, replace=replace)
+    check_local(out is None or len(paths) == 1, "--out names one file; leave it out for several")
+    # Nothing is written where one of them would be missing.
+    taken = ", ".join(str(path) for path in paths.values() if path.exists())
+    check_local(not taken, f"{taken}: exists already; move it away, or choose another with --out")
     role: invitations.InvitedRole = "operator" if operator else "silo"
+    expires = int(utc_now().timestamp()) + days * DAY_SECONDS
+    fingerprint = file.keys.entry.protocol_fingerprint
+    for (member, path), name in zip(paths.items(), names, strict=True):
+        _write(file, member, role, expires, name, path)
+        # What the file says need not be typed.
+        typed = "" if name else f" --organisation {quote(UNNAMED)}"
+        lines = SENT.format(
+            path=path, member=member, file=path.name, organisation=typed, fingerprint=fingerprint
+        )
+        printer.show(*lines.splitlines())
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
+    printer.show(
+        "They ask you for your fingerprint by telephone, and read you theirs:",
+        f"  yours is {fingerprint}",
+        f"Once they have run it, admit them: staddle federation admit --founder {founder}",
+        f"Good until {until}.",
+    )
+
+
+def _check(
+    members: Sequence[str], names: Sequence[str], file: FounderFile, *, replace: bool
+) -> None:
+    """LocalError for ids that no new member can have."""
+    for member in members:
+        check_local(
+            re.fullmatch(ID_PATTERN, member) is not None,
+            f"{member!r}: an id has 1 to 64 small letters a-z, digits and '-', such as"
+            f" {_suggested(member)}",
+        )
+    check_local(len({*members}) == len(members), "an ID stands twice; name each once")
+    known = ", ".join(among(members, file.roster))
+    check_local(
+        replace or not known,
+        f"{known}: in roster version {file.roster.version} already. If the keys there are lost, say"
+        " --replace: once admitted, the new ones take their place. Otherwise choose another id",
+    )
+    check_local(
+        len(names) == len(members),
+        f"--organisation was given {len(names)} times for {len(members)} ids; give it once for"
+        " each, in their order, or leave it out",
+    )
+
+
+def _suggested(member: str) -> str:
+    """An id like a name that is none."""
+    plain = unicodedata.normalize("NFKD", member.lower()).encode("ascii", "ignore").decode()
+    return re.sub("[^a-z0-9]+", "-", plain).strip("-")[:64] or "hospital-a"
+
+
+def _write(
+    file: FounderFile,
+    member: str,
+    role: invitations.InvitedRole,
+    expires: int,
+    organisation: str,
+    path: Path,
+) -> None:
     ticket = invitations.ticket(
-        file.keys,
-        file.roster.federation,
-        member,
-        role,
-        os.urandom(32),
-        int(utc_now().timestamp()) + days * DAY_SECONDS,
+        file.keys, file.roster.federation, member, role, os.urandom(32), expires
     )
     made = invitations.Invitation(
         version=1,
@@ -50,12 +135,6 @@ def invite(
         trust=file.config.trust,
         roster=file.roster,
         ticket=ticket,
+        organisation=organisation,
     )
-    path = out or Path(f"{member}.invitation")
     write_new(path, made.encoded())
-    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ticket.expires))
-    printer.show(
-        f"{path}: send it to {member}, and read your fingerprint to them by telephone. They run:",
-        f"  staddle join {path.name} --founder {file.keys.entry.protocol_fingerprint}",
-        f"It expires on {until}.",
-    )

@@ -20,7 +20,14 @@ from ..terminal.examples import filled, write
 from . import membership_client
 
 ASK_SECONDS = 2.0
-JOINING = "Invitation to federation {federation} as {role} {member}, by {founder}."
+JOINING = (
+    "Invitation to federation {federation} as {role} {member} of {organisation!r}, by {founder}."
+)
+OTHER_FOUNDER = (
+    "the invitation is of a founder with another fingerprint than the one after --founder. Call the"
+    " founder, and compare it again, letter by letter. If it is right, the invitation was changed"
+    " on its way: do not join with it, and ask for another one"
+)
 OWN = """\
 Your keys are in {folder}. Read their fingerprint to the founder, who admits you with it:
   {fingerprint}"""
@@ -38,16 +45,20 @@ def join(
     file: Annotated[
         Path, typer.Argument(metavar="INVITATION", help="The file that the founder sent.")
     ],
-    organisation: Annotated[
-        str, typer.Option(help="The organisation that joins, as people write it.")
-    ],
     founder: Annotated[
         list[str],
         typer.Option(
             metavar="SHA256:…",
-            help="The founder's fingerprint, as read out by telephone; of several, once for each.",
+            help="The founder's fingerprint, as read out by telephone; of several, once for each."
+            " With or without SHA256: and spaces.",
         ),
     ],
+    organisation: Annotated[
+        str,
+        typer.Option(
+            help="The organisation that joins, as people write it (default: as in the invitation)."
+        ),
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option(help="The folder of the new member (default: its id, in this folder)."),
@@ -72,9 +83,11 @@ def join(
     """
     invitation = Invitation.parse(read_bytes(file), file)
     ticket = invitation.ticket
-    _check_founders(invitation, founder)
+    _check_founders(invitation, list(map(rosters.as_read_out, founder)))
+    organisation = organisation or invitation.organisation
+    check_local(bool(organisation), f"{file}: names no organisation; say --organisation NAME")
     folder = out or Path(ticket.member)
-    printer.show(JOINING.format_map(ticket.model_dump()))
+    printer.show(JOINING.format(organisation=organisation, **ticket.model_dump()))
     keys = _keys(folder / "keys", invitation, organisation, host_operator)
     config = _configured(folder, invitation, proxy)
     fingerprint = keys.entry.protocol_fingerprint
@@ -96,6 +109,9 @@ def _check_founders(invitation: Invitation, named: Sequence[str]) -> None:
     Pins and roster in it are whoever's that had it last, unless they signed the roster, which has
     the coordinator's certificate, and no other founders are pinned.
     """
+    # The right-looking ones are not shown: whoever is tired would name them instead.
+    own = {entry.protocol_fingerprint for entry in invitation.roster.having(Role.FOUNDER)}
+    check_local(own.issuperset(named), OTHER_FOUNDER)
     where = "of the invitation"
     rosters.verify_by(invitation.roster, named)
     rosters.verify(invitation.roster, invitation.trust, where)

@@ -102,6 +102,12 @@ def confirm(question: str) -> None:
     typer.confirm(printable(question), abort=True)
 
 
+def ask(question: str) -> str:
+    """Ask for a line of text; empty where nothing was typed."""
+    answer: str = typer.prompt(printable(question), default="", show_default=False)
+    return answer
+
+
 def show_json(value: Any, *, indent: int | None = None) -> None:
     """Print JSON for scripts, on one line unless it is indented.
 

@@ -101,6 +101,7 @@ class Invitation(Strict):
     trust: Pins
     roster: Roster
     ticket: Ticket
+    organisation: Annotated[str, Field(max_length=200)] = ""  # as the founder would write it
 
     def encoded(self) -> bytes:
         """The file's bytes."""

@@ -49,6 +49,16 @@ def _checked_fingerprint(text: str) -> str:
 
 
 Fingerprint = Annotated[str, AfterValidator(_checked_fingerprint)]
+
+
+def as_read_out(text: str) -> str:
+    """A fingerprint as a person types it: with or without ``SHA256:``, and in groups.
+
+    The letters behind the prefix count as they are: capitals are others.
+    """
+    return re.sub("^(?:SHA256:)?", "SHA256:", "".join(text.split()), flags=re.IGNORECASE)
+
+
 TRUST = "in [trust] of the configuration"  # where daemons and operators have their pins
 
 
@@ -186,13 +196,16 @@ def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Ros
     return _made(federation, 1, threshold, founders)
 
 
-def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
-    """Next version with one more member, unsigned; a known id only with ``replace``."""
+def add(roster: Roster, *entries: RosterEntry, replace: bool = False) -> Roster:
+    """Next version with more members, unsigned; a known id only with ``replace``."""
+    ids = [entry.id for entry in entries]
+    known = sorted(among(ids, roster))
     check_local(
-        replace or entry.id not in roster,
-        f"{entry.id!r} is in the roster already; to give it new keys, say --replace",
+        replace or not known,
+        f"{', '.join(map(repr, known))} is in the roster already; to give it new keys, say"
+        " --replace",
     )
-    return _following(roster, entry.id, entry)
+    return _following(roster, ids, *entries)
 
 
 def renew(roster: Roster, renewed: Mapping[str, RosterEntry]) -> Roster:
@@ -205,12 +218,12 @@ def remove(roster: Roster, member: str) -> Roster:
     """Next version without a member, unsigned: this is how a key is revoked."""
     members = ", ".join(entry.id for entry in roster.entries)
     check_local(member in roster, f"{member!r} is not in the roster; its members: {members}")
-    return _following(roster, member)
+    return _following(roster, [member])
 
 
-def _following(roster: Roster, without: str, *more: RosterEntry) -> Roster:
+def _following(roster: Roster, leaving: Collection[str], *more: RosterEntry) -> Roster:
     """The next version, unsigned: the old signatures are over other members."""
-    others = [entry for entry in roster.entries if entry.id != without]
+    others = [entry for entry in roster.entries if entry.id not in leaving]
     return _made(roster.federation, roster.version + 1, roster.threshold, [*others, *more])
 
 

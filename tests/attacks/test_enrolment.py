@@ -315,5 +315,5 @@ def test_a_coordinator_cannot_pass_off_an_invited_silo_as_an_operator(world, tmp
         )  # fmt: skip
         (tmp_path / "founder.toml").write_text("\n".join(lines))
         with pytest.raises(PeerError, match="was invited as silo 'west', and the entry is of oper"):
-            founding.admit("west", tmp_path / "founder.toml", entry.protocol_fingerprint)
+            founding.admit(tmp_path / "founder.toml", "west", entry.protocol_fingerprint)
     assert rosters.load(tmp_path / "roster.json") == world.roster

@@ -58,12 +58,14 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     founder = ("--founder", folder / "founder" / "founder.toml")
     sent = tmp_path / "a.invitation"
     said = run("invite", "hospital-a", *founder, "--out", sent)
-    assert f"staddle join a.invitation --founder {pin(folder)}" in said
+    unnamed = "--organisation 'NAME OF YOUR ORGANISATION'"
+    assert f"staddle join a.invitation {unnamed} --founder {pin(folder)}" in said
 
     # at the hospital
     place = tmp_path / "hospital-a"
     joining = ("join", sent, "--organisation", "Hospital A", "--out", place, "--no-wait")
-    joining = (*joining, "--founder", pin(folder))
+    spaced = " ".join(re.findall(".{1,6}", pin(folder).removeprefix("SHA256:")))
+    joining = (*joining, "--founder", spaced)
     said = run(*joining)
     assert "run the same command again" in said
     own = re.findall(r"SHA256:\S{43}", said)[-1]
@@ -73,9 +75,9 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     # at the founder
     assert "waits, invited by founder" in run("federation", "members", *founder)
     admitting = ("federation", "admit", "hospital-a", *founder, "--fingerprint")
-    assert "Compare it again" in fails(
-        *admitting, own.replace(own[-1], "A" if own[-1] != "A" else "B")
-    )
+    said = fails(*admitting, own.replace(own[-1], "A" if own[-1] != "A" else "B"))
+    assert "Compare it again" in said
+    assert own not in said
     assert "'hospital-b' does not wait" in fails(
         "federation", "admit", "hospital-b", *founder, "--fingerprint", own
     )
@@ -101,6 +103,49 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     silo = ChildProcess("hospital-a", ("-m", "staddle.silo"), config, fork_server.launch)
     with running([silo]):
         assert "handshake may have failed" in silo.wait_for("coordinator.lost", 60)["why"]
+
+
+def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_path, monkeypatch):
+    """Enter admits nobody, and another fingerprint is asked for again."""
+    folder, coordinator = founded
+    monkeypatch.chdir(tmp_path)
+    founder = ("--founder", folder / "founder" / "founder.toml")
+    assert "nobody waits" in run("federation", "admit", *founder)
+    names = ("north", "south", "west")
+    own = {}
+    said = run("invite", *names, *founder, *(f"--organisation={name} clinic" for name in names))
+    for name in names:
+        line = f"staddle join {name}.invitation --founder {pin(folder)}"
+        assert line in said
+        own[name] = re.findall(r"SHA256:\S{43}", run(*line.split()[1:], "--no-wait"))[-1]
+    assert load_keys(tmp_path / "west" / "keys").entry.organisation == "west clinic"
+
+    def admit(*answers):
+        typed = "".join(f"{answer}\n" for answer in answers)
+        arguments = ["federation", "admit", *map(str, founder)]
+        result = CliRunner().invoke(app, arguments, input=typed)
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert own["north"] not in result.output  # whoever was not asked is not shown
+        return result.output
+
+    assert "nobody was admitted" in admit("", "", "")
+    bare = own["south"].removeprefix("SHA256:")
+    said = admit(own["south"].swapcase(), "", f"sha256: {bare[:20]} {bare[20:]}", own["west"])
+    assert "not the fingerprint of the 'north' that waits" in said
+    assert "version 4, 5 members" in said
+    assert coordinator.wait_for("listening", 60)["roster"] == 4
+    assert "in roster version 4 already" in fails("invite", "east", "west", *founder)
+    assert not (tmp_path / "east.invitation").exists()
+
+
+def test_ids_that_no_member_can_have_are_said(founded, tmp_path, monkeypatch):
+    folder, _ = founded
+    monkeypatch.chdir(tmp_path)
+    founder = ("--founder", folder / "founder" / "founder.toml")
+    assert "such as klinik-sud" in fails("invite", "Klinik Süd", *founder)
+    assert "such as hospital-a" in fails("invite", "病院", *founder)
+    assert "given 1 times for 2 ids" in fails("invite", "a", "b", *founder, "--organisation", "A")
+    run("invite", "founder", *founder, "--replace")
 
 
 def test_an_operator_joins(founded, tmp_path):
@@ -177,6 +222,8 @@ def test_an_invitation_that_was_changed_on_its_way_is_found_by_the_founders_fing
         sent.write_bytes(canonical_json({**document, **change}) + b"\n")
         fails(*joining, "--founder", founder)
     sent.write_bytes(canonical_json(document) + b"\n")
-    assert "a pin does not fit" in fails(*joining, "--founder", thief.protocol_fingerprint)
+    said = fails(*joining, "--founder", thief.protocol_fingerprint)
+    assert "of a founder with another fingerprint" in said
+    assert founder not in said
     assert not (tmp_path / "a").exists()
     run(*joining, "--founder", founder)
