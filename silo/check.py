@@ -14,7 +14,7 @@ from torch import nn
 
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.lazy import LazyRecords
-from ..algorithms.data.options import UndeclaredError
+from ..algorithms.data.options import DataTable, UndeclaredError
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.models.inputs import shown as inputs_text
@@ -146,18 +146,24 @@ def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
     source.check_present()
     where = f"data set {name!r}, {source.where}" if config.datasets else source.where
     if source.needs_model:
-        said = f"{where}: {source.examine()}"
+        said = f"{where}: {source.examine()}{_meanings(source)}"
         return None, f"{said}; --job JOB.json reads them in the size of a job's model"
     try:
         records = source.load(None)
     except UndeclaredError as error:
-        why = "values are missing for which only a job's features can say what they count as"
-        return None, f"{where}: {why}, so --job JOB.json reads the records; the first: {error}"
+        # The error names the first such cell, and what may be done.
+        said = f"{where}: --job JOB.json reads the records, since values are missing"
+        return None, f"{said}; the first: {error}{_meanings(source)}"
     shape = inputs_text(records.inputs) if records.inputs else list(records.x.shape[1:])
     said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
+    said += _meanings(source)
     if isinstance(records.x, LazyRecords):
         said += "; read when they are used, so not each of them was looked at"
     return records, said
+
+
+def _meanings(source: DataTable) -> str:
+    return f"; {source.meanings}: correct data.classes if not so" if source.meanings else ""
 
 
 def _truths(records: Dataset) -> str:

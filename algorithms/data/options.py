@@ -172,6 +172,14 @@ class DataTable(SourceTable, ABC):
         return False
 
     @property
+    def meanings(self) -> str:
+        """Which values of a label count as which classes, where these are called differently.
+
+        Nobody but the silo's people can tell if that is right.
+        """
+        return ""
+
+    @property
     def has_official_parts(self) -> bool:
         """True if official training records, with ids ``train/…``, precede test records.
 

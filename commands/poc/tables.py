@@ -27,9 +27,8 @@ from ...algorithms.data.survey import (
 )
 from ...files.documents import Strict
 from ...security.faults import check_local
-from ..silo.data import Contract, TruthColumns, classes_of, drafted_table
+from ..silo.data import DELIMITERS, Contract, TruthColumns, classes_of, drafted_table
 
-DELIMITERS = ",;\t|"
 FAR = 10  # deviations from the mean at which a value is out of range
 SHOWN = 12  # faults in one error
 MODEL: Mapping[str, Any] = {"name": "mlp", "options": {"widths": [32]}}
@@ -75,7 +74,7 @@ class SiloTable:
         truth = TruthColumns("label", (reading.target,))
         table = drafted_table(Path(name), self.found, truth, reading.record_id, self.form, contract)
         # Of the job, also where this silo lacks one; it calls them as the job does.
-        del table["class_names"]
+        table.pop("class_names", None)
         return {**table, "classes": list(contract.class_names or ())}
 
 
@@ -124,11 +123,26 @@ class SiloTables:
             f" 2 to {MOST_CATEGORIES} classes. For other tasks write the job yourself"
             " (docs/operate.md)",
         )
-        faults: list[str] = []
+        faults = self._class_faults()
         for table in self.tables.values():
             faults += table.faults(self.reading, self.contract)
         shown = "\n".join(["the files cannot be used as they are", *faults[:SHOWN]])
         check_local(not faults, shown)
+
+    def _class_faults(self) -> list[str]:
+        """Files that spell the classes differently, which no job could put together."""
+        column = self.reading.target
+        seen = {own.path: set(classes_of(own.found[column])) for own in self.tables.values()}
+        shared = next(iter(seen.values()))
+        # As often as there are files: each may be what joins the next one to the others.
+        for classes in [*seen.values()] * len(seen):
+            shared = shared | classes if shared & classes else shared
+        apart = {str(path): classes for path, classes in seen.items() if not shared & classes}
+        return [
+            f"{path}: target {column!r} has {_listed(classes)}, and other files have"
+            f" {_listed(shared)}; write the same value for the same class in all files"
+            for path, classes in apart.items()
+        ]
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import chain, filterfalse, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from ...files.toml_document import parse_document
 from ..terminal import printer
 from ..terminal.toml import to_toml
 
+DELIMITERS = ",;\t|"
 Key = Literal["label", "labels", "target", "survival"]
 
 
@@ -64,6 +65,70 @@ class Contract(Strict):
 
     features: tuple[Feature, ...] = ()
     class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LabelValues:
+    """The values of a label's column, and the classes of a job, in its order.
+
+    Their order in the file says nothing of what they mean: a silo whose classes are the other way
+    round would be averaged into nonsense, and nobody would notice.
+    """
+
+    column: str
+    values: tuple[str, ...]
+    classes: tuple[str, ...]
+    """None where no job is known."""
+
+    @property
+    def named(self) -> bool:
+        """The values are the job's own names."""
+        return bool(self.classes) and set(self.values) <= set(self.classes)
+
+    @property
+    def numbered(self) -> bool:
+        """The values are numbers from 0 on, which a reader takes as they stand."""
+        return self.values == tuple(map(str, range(len(self.values))))
+
+    @property
+    def unknown(self) -> bool:
+        """Only people can say which value is which class of the job."""
+        counted = self.numbered and len(self.values) <= len(self.classes)
+        return bool(self.classes) and not self.named and not counted
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Keys of [data]; none where they are unknown."""
+        if self.unknown:
+            return {}
+        if self.named:
+            return {"classes": list(self.classes)}
+        if not self.numbered:
+            return {"classes": list(self.values)}
+        return {"class_names": list(self.classes)} if self.classes else {}
+
+    def faults(self) -> list[str]:
+        """What people have to say before the file can be used."""
+        said = (
+            f"label {self.column!r}: its values are {_quoted(self.values)}; the job's classes are"
+            f" {_quoted(self.classes)}. Write data.classes so that its first value means"
+            f" {''.join(self.classes[:1])!r}, and so on in the job's order"
+        )
+        return [said] * self.unknown
+
+    def comments(self) -> list[str]:
+        """For the draft: what people have to fill in or to look at."""
+        asked = "classes = [" + ", ".join("?" * len(self.classes)) + "]"
+        names = to_toml({"class_names": list(self.classes)}).strip()
+        if self.unknown:
+            return [f"# In the order of class_names: {asked}", f"# {names}"]
+        pairs = zip(self.values, self.classes, strict=False)
+        counted = ", ".join(starmap("{} counts as {!r}".format, pairs))
+        return [f"# Is it so? {counted}"] * ("class_names" in self.table)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def inspect(
@@ -114,16 +179,16 @@ def inspect(
     truth = _truth({"label": label, "labels": labels, "target": target, "survival": survival})
     for name in filter(None, (*truth.columns, record_id)):
         if name not in found.names:
-            raise LocalError(
-                f"{file}: has no column {name!r}; its columns: {', '.join(found.names)}"
-            )
+            raise LocalError(f"{file}: has no column {name!r}; {_columns_of(found)}")
     rows = [_row(column, found.records) for column in found.columns]
     columns = ("column", "kind", "missing", "values")
     printer.show(printer.PrintedTable(columns, rows, (2,), title=f"{found.records:,} records"))
     faults = _faults(found, truth, record_id, contract)
     printer.show(*faults or ["no fault found"])
     if truth.columns:
-        printer.show("", *_draft(file, found, truth, record_id, form, contract).split("\n"))
+        # Absolute: silo.toml lies in another folder than the one where this command stands.
+        path = file.absolute()
+        printer.show("", *_draft(path, found, truth, record_id, form, contract).split("\n"))
     else:
         printer.show(
             "",
@@ -132,6 +197,14 @@ def inspect(
         )
     if faults:
         raise typer.Exit(1)
+
+
+def _columns_of(found: TableSurvey) -> str:
+    """What to do where a column is missing: most often the delimiter is another."""
+    shown = f"its columns: {', '.join(found.names)}"
+    between = max(DELIMITERS, key=found.names[0].count)
+    other = len(found.names) == 1 and between in found.names[0]
+    return f"{shown}; is it --delimiter {between!r}?" if other else shown
 
 
 def _truth(given: Mapping[Key, Any]) -> TruthColumns:
@@ -176,12 +249,14 @@ def _faults(
 ) -> list[str]:
     """All that is wrong; targets and the id are no features."""
     faults = list(found.faults)
-    own = {feature.name for feature in contract.features}
-    # What the contract says of a column is said below, with both sides.
-    said = {*truth.columns, record_id, *own}
-    for column in filterfalse(lambda column: column.name in said, found.columns):
+    said = {*truth.columns, record_id}
+    # What a contract says of a column is said below, with both sides; it uses no others.
+    looked_at = () if contract.features else found.columns
+    for column in filterfalse(lambda column: column.name in said, looked_at):
         faults += [f"column {column.name!r}: {fault}" for fault in column.faults()]
     faults += truth.faults(found)
+    for values in label_values(found, truth, contract):
+        faults += values.faults()
     if record_id and (twice := _repeated(found[record_id])):
         faults.append(f"id {record_id!r}: records whose id stands twice: {twice:,}")
     return faults + contract_faults(found, contract.features)
@@ -191,6 +266,15 @@ def classes_of(column: Column) -> tuple[str, ...]:
     """The classes in a column, as texts: numbers by size, then the others."""
     numbers = sorted(set(column.numbers))
     return column.known or (*(f"{number:.15g}" for number in numbers), *column.categories)
+
+
+def label_values(
+    found: TableSurvey, truth: TruthColumns, contract: Contract
+) -> Iterator[LabelValues]:
+    """Of a classification; none for other tasks."""
+    if truth.key == "label":
+        for name in truth.columns:
+            yield LabelValues(name, classes_of(found[name]), contract.class_names or ())
 
 
 def _repeated(column: Column) -> int:
@@ -222,7 +306,10 @@ def _draft(
             "# Agree on center, scale and missing with the other silos: constants of these records",
             "# would tell of them.",
         ]
-    return "\n".join([*lines, to_toml({"data": table}).strip()])
+    # Below its head: keys of the table itself end where the first table in it begins.
+    head, *keys = to_toml({"data": table}).strip().split("\n")
+    asked = (values.comments() for values in label_values(found, truth, contract))
+    return "\n".join([*lines, head, *chain.from_iterable(asked), *keys])
 
 
 def drafted_table(
@@ -247,8 +334,8 @@ def drafted_table(
     table[truth.key] = truth.entry()
     if record_id:
         table["id"] = record_id
-    if truth.key == "label":
-        table |= _of_classes(classes_of(found[truth.columns[0]]), contract)
+    for values in label_values(found, truth, contract):
+        table |= values.table
     features = contract.features or _guessed(found, {*truth.columns, record_id})
     if other := _other_form(found, features, contract):
         return table | other
@@ -294,16 +381,6 @@ def _other_form(
     columns = [(column.kind, column.name) for column in found.columns if column.kind in free]
     # The first one, images before arrays.
     return dict(sorted(columns, key=itemgetter(0), reverse=True)[:1])
-
-
-def _of_classes(classes: Sequence[str], contract: Contract) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    # Numbers from 0 on are classes as they stand.
-    if list(classes) != list(map(str, range(len(classes)))):
-        table["classes"] = list(classes)
-    if contract.class_names is not None:
-        table["class_names"] = list(contract.class_names)
-    return table
 
 
 def _plain(feature: Feature, key: str) -> Any:

@@ -191,7 +191,30 @@ def test_a_value_whose_stand_in_a_job_may_declare_is_no_fault(federation, config
     found = next(finding for finding in check(config).findings if finding.name == "data")
     assert found.ok
     assert "line 2, column 'age': is missing; complete it" in found.text
-    assert "values are missing for which only a job's features can say" in found.text
+    assert "--job JOB.json reads the records, since values are missing" in found.text
+
+
+def test_what_the_values_of_a_label_count_as_is_said(federation, config):
+    """Only the silo's people can tell that 'ill' is 'present' and not 'absent'."""
+    folder = federation.folder / "silo-a"
+    (folder / "p.csv").write_text("age,y\n5,ill\n4,well\n")
+    table = 'kind = "csv"\nfile = "p.csv"\nlabel = "y"\nfeatures = ["age"]\n'
+    before, _, after = config.read_text().partition("[data]\n")
+    rest = "".join(after.partition("\n\n")[2:])
+    names = 'classes = ["ill", "well"]\nclass_names = ["absent", "present"]\n'
+    config.write_text(f"{before}[data]\n{table}{names}\n{rest}")
+    said = "'ill' counts as 'absent', 'well' counts as 'present': correct data.classes if not so"
+    assert said in look_at(config, "data")
+    (folder / "p.csv").write_text("age,y\n,ill\n4,well\n")
+    assert said in look_at(config, "data")
+    swapped = 'classes = ["well", "ill"]\nclass_names = ["ill", "well"]\n'
+    config.write_text(f"{before}[data]\n{table}{swapped}\n{rest}")
+    assert "the same names in another order" in look_at(config, "configuration")
+
+
+def look_at(config, name):
+    """The text of the finding with this name."""
+    return next(finding.text for finding in check(config).findings if finding.name == name)
 
 
 def test_a_folder_of_images_is_looked_at_as_far_as_that_needs_no_job(federation, config):

@@ -83,6 +83,10 @@ def test_what_to_look_at(read):
         ("age,ill\n1,0\n2,1\n", r"b\.csv: its columns differ .*lacks 'note', 'sex'"),
         ("age,sex,note,ill,more\n1,f,x,0,1\n", "has besides 'more'"),
         ("age,sex,note\n1,f,x\n", r"b\.csv: has no column 'ill' \(--target\); its columns: age"),
+        (
+            "age,sex,note,ill\n1,f,x,no\n2,m,y,yes\n",
+            r"b\.csv: target 'ill' has 'no', 'yes', and other files have '0', '1', '2'; write the",
+        ),
         ("age,sex,note,ill\n1,f,x,\n2,m,y,1\n", "target 'ill': missing values: 1"),
         ("age,sex,note,ill\nold,f,x,0\nnew,m,y,1\nold,f,z,1\n", "'age': cells that are no num"),
         ("age,sex,note,ill\n1,f,x,0\n2,m\n", "lines with more or fewer columns"),
@@ -93,6 +97,16 @@ def test_what_to_look_at(read):
 def test_files_that_do_not_go_together(read, other, fault):
     with pytest.raises(LocalError, match=fault):
         read({**FILES, "b": other})
+
+
+def test_files_may_share_classes_by_way_of_another(read):
+    """Only the last one joins the first two; without it, none tells which class is which."""
+    rows = "a,ill\n1,{}\n2,{}\n"
+    pairs = {"a": ("0", "1"), "b": ("2", "3"), "c": ("1", "2")}
+    texts = {silo: rows.format(*pair) for silo, pair in pairs.items()}
+    assert read(texts).classes == ("0", "1", "2", "3")
+    with pytest.raises(LocalError, match=r"b\.csv: target 'ill' has '2', '3'"):
+        read({silo: texts[silo] for silo in "ab"})
 
 
 def test_a_target_has_some_classes(read):

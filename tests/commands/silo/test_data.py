@@ -117,9 +117,71 @@ def test_a_jobs_features_are_compared_and_drafted(inspect, tmp_path, signed):
     assert "the job's feature 'age' is no column here" in gone
 
 
+@pytest.fixture
+def model_job(tmp_path):
+    """A job with these classes, in this order."""
+
+    def written(*names):
+        path = tmp_path / "job.toml"
+        path.write_text(to_toml({"model": {**MODEL, "class_names": list(names)}}))
+        return str(path)
+
+    return written
+
+
+def test_values_that_are_no_class_of_the_job_are_for_people_to_order(inspect, model_job):
+    """Sorted, 'diseased' would have become 'absent', and nobody would have noticed."""
+    text = "age,y\n60,healthy\n50,diseased\n"
+    said = inspect(text, "--label", "y", "--job", model_job("absent", "present"), code=1)
+    assert (
+        "label 'y': its values are 'diseased', 'healthy'; the job's classes are 'absent',"
+        " 'present'. Write data.classes so that its first value means 'absent'"
+    ) in " ".join(said.split())
+    assert {"classes", "class_names"}.isdisjoint(draft(said))
+    assert "# In the order of class_names: classes = [?, ?]" in said
+    assert '# class_names = ["absent", "present"]' in said
+    for values in ("healthy,absent", "1,2", "0,1,2"):
+        rows = "".join(f"60,{value}\n" for value in values.split(","))
+        job = model_job("absent", "present")
+        assert "Write data.classes" in inspect(
+            f"age,y\n{rows}", "--label", "y", "--job", job, code=1
+        )
+
+
+def test_the_jobs_own_classes_are_drafted_in_its_order(inspect, model_job):
+    text = "age,y\n60,died\n50,survived\n"
+    table = draft(inspect(text, "--label", "y", "--job", model_job("survived", "died", "unknown")))
+    assert table["classes"] == ["survived", "died", "unknown"]
+    assert Csv.model_validate(table).load(None).y.tolist() == [1, 0]
+    digits = inspect("age,y\n60,0\n50,1\n", "--label", "y", "--job", model_job("1", "0"))
+    assert draft(digits)["classes"] == ["1", "0"]
+
+
+def test_numbers_are_drafted_with_what_they_count_as(inspect, model_job):
+    said = inspect("age,y\n60,0\n50,1\n", "--label", "y", "--job", model_job("absent", "present"))
+    assert "# Is it so? 0 counts as 'absent', 1 counts as 'present'" in said
+    assert draft(said)["class_names"] == ["absent", "present"]
+
+
+def test_the_draft_names_its_file_wherever_it_is_copied_to(inspect, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.csv").write_text(GOOD)
+    result = CliRunner().invoke(app, ["data", "inspect", "here.csv", "--label", "outcome"])
+    assert draft(result.output)["file"] == str(tmp_path / "here.csv")
+
+
+def test_columns_that_a_job_does_not_use_are_no_faults_of_it(inspect, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(to_toml({"features": [{"name": "age"}], "model": MODEL}))
+    text = "age,ca,outcome\n60,0,alive\n50,0,dead\n"
+    assert "no fault" in inspect(text, "--label", "outcome", "--job", str(job))
+    assert "column 'ca': has 0 in all" in inspect(text, "--label", "outcome", code=1)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "why"),
     [
+        (FAULTY, ("--label", "outcome"), r"visit;outcome; is it --delimiter ';'\?"),
         ("", (), "is empty; give a line with the columns' names"),
         (GOOD, ("--label", "outcom"), "has no column 'outcom'; its columns: age, sex"),
     ],
@@ -280,7 +342,8 @@ def test_a_saved_data_set_is_shown_and_drafted(tmp_path):
     assert (table["image"], "features" in table) == ("scan", False)
     assert draft(inspect("texts"))["array"] == "codes"
     job = tmp_path / "job.toml"
-    job.write_text(to_toml({"features": [{"name": "age", "missing": 25}], "model": MODEL}))
+    model = {**MODEL, "class_names": ["no", "yes"]}
+    job.write_text(to_toml({"features": [{"name": "age", "missing": 25}], "model": model}))
     assert draft(inspect("scans", "--job", str(job)))["features"] == ["age"]
     with pytest.raises(LocalError, match=r"d: name one of its splits, as split: train, scans"):
         CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "d")], catch_exceptions=False)

@@ -79,6 +79,13 @@ class Labelled(DataTable):
         if self.label is None and (self.classes or self.class_names):
             raise ValueError("classes and class_names are of a label; leave them out, or name it")
         check_distinct("classes", self.classes or ())
+        values, names = self.classes or (), self.class_names or ()
+        # The same names in another order can only be a slip, which would swap classes.
+        if values != names and sorted(values) == sorted(names):
+            raise ValueError(
+                "classes and class_names have the same names in another order, so that one class"
+                " would count as another; leave class_names out, and list classes as the job does"
+            )
         return self
 
     @property
@@ -127,6 +134,13 @@ class Labelled(DataTable):
     def names(self) -> tuple[str, ...] | None:
         """Names of the classes or labels, where the table has any."""
         return self.class_names or self.classes or self.labels or None
+
+    @property
+    def meanings(self) -> str:
+        """Its classes, or numbers from 0 on, that have other names in the job."""
+        values = self.classes or tuple(map(str, range(len(self.class_names or ()))))
+        pairs = zip(values, self.class_names or (), strict=False)
+        return ", ".join(f"{value!r} counts as {name!r}" for value, name in pairs if value != name)
 
     def _named_columns(self) -> list[str]:
         """The columns of each record's id, source and group, where declared."""
