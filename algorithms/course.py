@@ -85,6 +85,11 @@ class SiloState:
             found |= _prefixed(f"part/{part}/", tensors)
         return found | _prefixed("extra/", self.extra)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.flat.values())
+
     def taint(self, name: str) -> Taint:
         """The taint of a tensor of ``flat`` in a private job; exact where it is unknown."""
         # A forgotten entry must hold a tensor back, and never let it leave.

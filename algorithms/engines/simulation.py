@@ -4,8 +4,9 @@ A simulation runs round by round. Between two rounds its whole state can be save
 resumed from: the same job, records and engine then end in the same bits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import filterfalse, product
 
 from torch import Tensor
@@ -26,7 +27,10 @@ from ..training.silo_round import Evaluation, RoundReport, final_report, kept
 from .aggregation import MemoryArchive, Shelved, close_round, deliver_all
 from .attendance import EVERYONE, Attendance
 from .engine import Engine, Records, Serial, SiloWork
+from .states import Beginnings, Held, States
 
+IN_MEMORY = 2**30  # bytes: of states that are kept as they were made, and of those loaded at once
+NO_STATE = SiloState({})
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
 
 
@@ -41,11 +45,12 @@ def nothing() -> None:
 class Snapshot:
     """A simulation between two rounds: ``round`` is the next.
 
-    ``trained`` are the silos that ever trained. Later rounds do not change a snapshot.
+    ``held`` are the states of silos that are not as at the beginning, ``trained`` the silos that
+    ever trained. Later rounds do not change a snapshot.
     """
 
     round: int
-    states: Mapping[str, SiloState]
+    held: Mapping[str, Held]
     trained: frozenset[str]
     coordinator: CoordinatorState
     shelved: Shelved
@@ -95,9 +100,12 @@ class Simulation:
             self._device = engine.device
         if self._device != CPU:
             self._exchanges = PlainExchange(self._device)
-        begun = begun or _beginning(job, self._method, weights or {})
+        begun = begun or Snapshot(
+            0, {}, frozenset(), self._method.begin(), MemoryArchive().shelved()
+        )
         self._round = begun.round
-        self._states = dict(begun.states)
+        beginning = Beginnings(partial(_beginning, job, self._method, weights or {}), IN_MEMORY)
+        self._states = States(job.silos, beginning, begun.held)
         self._trained = set(begun.trained)
         self._coordinator = begun.coordinator
         self._last_delivery = 0
@@ -114,11 +122,15 @@ class Simulation:
 
     @property
     def states(self) -> Mapping[str, SiloState]:
-        """The state of each silo.
+        """The state of each silo, loaded when it is asked for.
 
         A round replaces the states of its cohort, and changes none in place.
         """
         return self._states
+
+    def rest(self, lying: Mapping[str, Callable[[], SiloState]]) -> None:
+        """Let go of states that lie elsewhere by now; each function reads one."""
+        self._states = self._states.replaced(lying)
 
     @property
     def coordinator(self) -> CoordinatorState:
@@ -130,8 +142,8 @@ class Simulation:
 
     def snapshot(self) -> Snapshot:
         """Everything that a later run needs to resume; no later round changes it."""
-        states, trained = dict(self._states), frozenset(self._trained)
-        return Snapshot(self._round, states, trained, self._coordinator, self._archive.shelved())
+        held, trained = self._states.held, frozenset(self._trained)
+        return Snapshot(self._round, held, trained, self._coordinator, self._archive.shelved())
 
     @in_memory()
     def step(self, done: Callable[[], None] = nothing) -> Round:
@@ -166,7 +178,7 @@ class Simulation:
 
         # From here on nothing raises.
         self._coordinator, metrics = closed
-        self._states |= {silo: outcomes[silo].state for silo in cohort}
+        self._states = self._states.replaced({silo: outcomes[silo].state for silo in cohort})
         self._trained |= set(cohort)
         self._round += 1
         reports = {silo: outcomes[silo].report for silo in cohort}
@@ -174,15 +186,36 @@ class Simulation:
         absent = tuple(filterfalse(present.__contains__, admitted))
         return Round(reports, metrics, uploaded, _delivered(work), absent, end.late, end.seconds)
 
-    @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
         """Evaluate every silo with its next delivery, and as it is now; nothing changes.
 
         ``done`` is called for each silo. Silos that never took part are evaluated, too.
         """
-        work = self._work(self._job.silos)
-        self._last_delivery = _delivered(work)
+        found: dict[str, Evaluation] = {}
+        for some in self.looks(done):
+            found |= some
+        return found
+
+    def looks(self, done: Callable[[], None] = nothing) -> Iterator[Mapping[str, Evaluation]]:
+        """``look``, for as many silos at a time as have a place in memory with their states."""
+        self._last_delivery = 0
+        for silos in self._batches():
+            yield self._look(silos, done)
+
+    @in_memory()
+    def _look(self, silos: Sequence[str], done: Callable[[], None]) -> Mapping[str, Evaluation]:
+        work = self._work(silos)
+        self._last_delivery += _delivered(work)
         return self._engine.look(self._round, work, done)
+
+    def _batches(self) -> Iterator[Sequence[str]]:
+        """All silos, in job order, by what their states take together; usually all at once."""
+        silos = self._job.silos
+        # Silos of one job have models of much the same size.
+        each = max(1, self._states[silos[0]].nbytes)
+        count = max(1, IN_MEMORY // each)
+        for first in range(0, len(silos), count):
+            yield silos[first : first + count]
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, according to a ``look`` after the last round.
@@ -194,8 +227,12 @@ class Simulation:
                 f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run"
                 " the rest"
             )
-        for silo, seen in last.items():
-            self._states[silo] = kept(self._method, self._states[silo], seen, silo in self._trained)
+        states = {silo: self.kept(silo, seen) for silo, seen in last.items()}
+        self._states = self._states.replaced(states)
+
+    def kept(self, silo: str, seen: Evaluation) -> SiloState:
+        """The model that a silo keeps, by its part of a ``look`` after the last round."""
+        return kept(self._method, self._states[silo], seen, silo in self._trained)
 
     def _spooled(self, part: Part, contribution: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A contribution where it is folded."""
@@ -241,14 +278,18 @@ def _delivered(work: Sequence[SiloWork]) -> int:
     return sum(_bytes(part) for one in work for part in one.delivered.values())
 
 
-def _beginning(job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]]) -> Snapshot:
-    """The snapshot before the first round."""
+def _beginning(
+    job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]], silo: str
+) -> SiloState:
+    """The state of a silo before its first round."""
     # In a private job a silo's own weights may have been trained on its records.
     public = None if job.privacy is None else ()
-    states: dict[str, SiloState] = {}
-    for silo in job.silos:
-        states[silo] = initial_state(method, silo, weights.get(silo), public)
-    return Snapshot(0, states, frozenset(), method.begin(), MemoryArchive().shelved())
+    return initial_state(method, silo, weights.get(silo), public)
+
+
+def without_state(seen: Evaluation) -> Evaluation:
+    """What a look counted, without the model, of which thousands need not be kept."""
+    return replace(seen, delivered=NO_STATE)
 
 
 def versions_bytes(job: Job) -> int:

@@ -47,12 +47,11 @@ def write(
     folder: Path,
     silos: Sequence[SiloRecords],
     history: Sequence[Measured],
-    models: Mapping[str, SiloState],
     coordinator: CoordinatorState,
     seen: Mapping[str, Seen],
     counting: Counting,
 ) -> tuple[Path, ...]:
-    """Write all into a run's folder, replacing files of the same name; returns the files.
+    """Write all but models into a run's folder, in place of files of the same name; the files.
 
     The files are durable when it returns. UnwritableError if the disk fails.
     """
@@ -64,10 +63,6 @@ def write(
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
         axis = json.dumps([silo.name for silo in silos])
         files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
-    # Runs need not keep them.
-    if models:
-        with writing(folder / MODELS, "cannot make it"):
-            (folder / MODELS).mkdir(exist_ok=True)
 
     # the snapshot that names these files comes after them: a run is finished only with all its
     # results
@@ -75,10 +70,18 @@ def write(
     for name, data in files.items():
         written.append(folder / name)
         write_atomic(written[-1], data, 0o644)
-    paths = {model_file(folder, silo): state for silo, state in models.items()}
+    return tuple(written)
+
+
+def write_models(folder: Path, states: Mapping[str, SiloState]) -> None:
+    """Write the models that these silos keep, in place of older ones.
+
+    They are durable when it returns. UnwritableError if the disk fails.
+    """
+    with writing(folder / MODELS, "cannot make it"):
+        (folder / MODELS).mkdir(exist_ok=True)
     # One by one: all at once may not fit in memory.
-    write_all((path, state_to_bytes(state)) for path, state in paths.items())
-    return (*written, *paths)
+    write_all((model_file(folder, silo), state_to_bytes(state)) for silo, state in states.items())
 
 
 def measures(seen: Mapping[str, Seen], counting: Counting) -> dict[str, Any]:

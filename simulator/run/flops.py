@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ...algorithms.course import SiloState
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.engine import Records, Serial, SiloWork
 from ...algorithms.engines.simulation import Simulation, Snapshot
@@ -27,8 +28,9 @@ from .work_file import NO_WORK
 
 FEW = 4  # records: Per-FedAvg halves a batch of as many
 
-# shapes of a silo's state, and its course
-Kind = tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[str, ...]]
+# of a silo's state before its first round here, by the names of its tensors
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Kind = tuple[Shapes, tuple[str, ...]]  # with its course
 
 
 class FlopMeter:
@@ -40,13 +42,26 @@ class FlopMeter:
         # With small batches, so that few records are no partly filled batch.
         self._job, self._few = job, replace(job, training=training)
         self._known: dict[Kind, float | None] = {}
+        self._shapes: dict[str, Shapes] = {}
 
-    def count(self, before: Snapshot, reports: Mapping[str, RoundReport]) -> dict[str, int | None]:
-        """FLOPs by silo of the round after ``before``; None where they cannot be counted."""
+    def count(
+        self,
+        before: Snapshot,
+        states: Mapping[str, SiloState],
+        reports: Mapping[str, RoundReport],
+    ) -> dict[str, int | None]:
+        """FLOPs by silo of the round after ``before``, with these states.
+
+        None where they cannot be counted.
+        """
         found: dict[str, int | None] = {}
         for silo, report in reports.items():
             work = report.work or NO_WORK
-            kind = _shapes(before, silo), work.course
+            # Of any of its rounds: a silo's model has the same shapes in all, and is not loaded
+            # for that again.
+            if silo not in self._shapes:
+                self._shapes[silo] = _shapes(states[silo])
+            kind = self._shapes[silo], work.course
             if kind not in self._known:
                 self._known[kind] = self._per_record(before, silo)
             each = self._known[kind]
@@ -103,9 +118,8 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _shapes(before: Snapshot, silo: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    flat = before.states[silo].flat
-    return tuple((name, tuple(tensor.shape)) for name, tensor in flat.items())
+def _shapes(state: SiloState) -> Shapes:
+    return tuple((name, tuple(tensor.shape)) for name, tensor in state.flat.items())
 
 
 def _few(records: Dataset, most: int = FEW) -> Dataset:

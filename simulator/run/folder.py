@@ -17,9 +17,8 @@ after its end.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -106,12 +105,8 @@ class RunFolder:
             self._stopwatch = Stopwatch(path / SECONDS, 0 if index is None else index.round)
 
     def begun(self) -> Snapshot | None:
-        """The snapshot from which the run resumes, its silos in job order; None for a new run."""
-        found = self._snapshots.load()
-        if found is None:
-            return None
-        # In job order, on which floating-point sums depend.
-        return replace(found, states={silo: found.states[silo] for silo in self._run.job.silos})
+        """The snapshot from which the run resumes; None for a new run."""
+        return self._snapshots.load()
 
     @property
     def history(self) -> tuple[Measured, ...]:
@@ -142,32 +137,36 @@ class RunFolder:
         if self._stopwatch is not None:
             self._stopwatch.add(line.round, seconds)
 
-    def save_snapshot(self, snapshot: Snapshot) -> None:
+    def save_snapshot(self, snapshot: Snapshot) -> Mapping[str, Callable[[], SiloState]]:
         """Let the run resume from here; the snapshot is on the disk when this returns.
 
-        The history is synced first: the snapshot has its length and digest.
+        The history is synced first: the snapshot has its length and digest. The result is as of
+        ``Snapshots.write``.
         """
-        self._snapshots.write(snapshot, self._history.sync(), self._work.sync())
+        return self._snapshots.write(snapshot, self._history.sync(), self._work.sync())
+
+    def keep_models(self, states: Mapping[str, SiloState]) -> None:
+        """Write the models that some silos keep, before ``finish``; nothing where none are kept."""
+        if self._keeps_models:
+            export.write_models(self.path, states)
 
     def finish(
         self,
         last: Iterable[Measured],
-        states: Mapping[str, SiloState],
         coordinator: CoordinatorState,
         seen: Mapping[str, Seen],
     ) -> tuple[Path, ...]:
         """Record the look after the last round, write the results, and end the run.
 
-        Returns the files. ``states`` are the models that the silos keep, ``seen`` their counts on
-        test records in that look. The snapshot after the last round must be written already.
+        Returns the files. ``seen`` are the counts on test records in that look. The snapshot after
+        the last round, and all models, must be written already.
         """
         self.record(last)
-        models: dict[str, SiloState] = {}
-        if self._keeps_models:
-            models = {silo: states[silo] for silo in self._run.job.silos}
         # The results come before the index that names them.
-        results = (self.history, models, coordinator, seen, self._run.job.counting)
+        results = (self.history, coordinator, seen, self._run.job.counting)
         made = export.write(self.path, self._identity.silos, *results)
+        if self._keeps_models:
+            made += tuple(export.model_file(self.path, silo) for silo in self._run.job.silos)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 
         # last: a run that names its results as finished has all of them on the disk

@@ -6,8 +6,9 @@ from pathlib import Path
 from time import monotonic
 
 from ...algorithms.engines.engine import Engine
-from ...algorithms.engines.simulation import Simulation, Snapshot
+from ...algorithms.engines.simulation import Simulation, Snapshot, without_state
 from ...algorithms.job.job import Job
+from ...algorithms.training.silo_round import Evaluation
 from ...errors import CancelledError
 from ..engines.device import Device
 from ..engines.signals import Stoppable, StopSignal
@@ -83,8 +84,9 @@ class _Rounds:
                 self._next(whole)
                 whole = self._simulation.snapshot()
                 if self._is_due(whole):
-                    self._folder.save_snapshot(whole)
-                    kept = whole.round
+                    self._simulation.rest(self._folder.save_snapshot(whole))
+                    # What was let go of must not stay in memory by the name of the last round.
+                    whole, kept = self._simulation.snapshot(), whole.round
             # Outside the loop: a resumed run may lack only this.
             self._finish()
         except CancelledError:
@@ -131,10 +133,10 @@ class _Rounds:
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
         # Only the silos of the cohort that are there train.
         self._watch.work("training", len(self._run.attendance.present(job, round_)))
-        begun = monotonic()
+        begun, states = monotonic(), self._simulation.states
         done = self._simulation.step(self._watch.silo)
         seconds, reports = monotonic() - begun, done.reports
-        flops = self._meter.count(whole, reports)
+        flops = self._meter.count(whole, states, reports)
         work = work_line(round_, rounds, done, flops)
         self._folder.record_work(work, seconds)
         if rounds == before:
@@ -151,20 +153,25 @@ class _Rounds:
 
     def _finish(self) -> None:
         self._watch.work("looking", len(self._job.silos))
-        last = self._simulation.look(self._watch.silo)
+        last: dict[str, Evaluation] = {}
+        for some in self._simulation.looks(self._watch.silo):
+            models = {silo: self._simulation.kept(silo, look) for silo, look in some.items()}
+            self._folder.keep_models(models)
+            last |= {silo: without_state(look) for silo, look in some.items()}
         # Every silo receives the last results, though nothing trains on them.
         down = self._simulation.last_delivery
         work = RoundWork(self._job.length, self._job.rounds, 0, down, {})
         self._folder.record_work(work, 0.0)
         measured = of_look(self._job.rounds, last)
-        self._simulation.finish(last)
         seen = {silo: look.test for silo, look in last.items()}
-        states, coordinator = self._simulation.states, self._simulation.coordinator
-        self._folder.finish(measured, states, coordinator, seen)
+        self._folder.finish(measured, self._simulation.coordinator, seen)
         self._follow(measured, work)
         self._watch.round(self._job.rounds, measured)
 
     def _look(self) -> tuple[Measured, ...]:
         self._watch.work("looking", len(self._job.silos))
         rounds = self._job.rounds_before(self._simulation.round)
-        return of_look(rounds, self._simulation.look(self._watch.silo))
+        looks: dict[str, Evaluation] = {}
+        for some in self._simulation.looks(self._watch.silo):
+            looks |= {silo: without_state(look) for silo, look in some.items()}
+        return of_look(rounds, looks)

@@ -12,23 +12,27 @@ is replaced as a whole; then goes what it no longer names. Only what changed sin
 written: what a simulation keeps is replaced, never altered, so what is the same object is the same.
 A file of which more than half was replaced since is rewritten without that, so the files hold at
 most twice what they must, and a snapshot costs as much as the round changed.
+
+Where states take more than IN_MEMORY, the simulation lets go of those that are on the disk, and
+reads them from these files when it needs them.
 """
 
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import Field
 
 from ...algorithms.course import SiloState
 from ...algorithms.engines.aggregation import Shelved
-from ...algorithms.engines.simulation import Snapshot
+from ...algorithms.engines.simulation import IN_MEMORY, Snapshot
+from ...algorithms.engines.states import Held
 from ...algorithms.exchange.parts import Tensors
 from ...algorithms.leaks.taint import taints_from_text, taints_to_text
 from ...errors import LocalError
@@ -38,7 +42,7 @@ from ...files.documents import (
     write_atomic,
 )
 from .disk import BEGIN_ANEW, NOTHING, Prefix, parse_kept, read_kept, writing
-from .tensor_file import Key, TensorEntry, pack, unpack
+from .tensor_file import Key, TensorEntry, pack, unpack, unpack_one
 
 INDEX, FOLDER = "snapshot.json", "snapshot"
 # a file takes no more entries than reach this: a multiple of it is in memory
@@ -48,7 +52,21 @@ OURS = re.compile(r"[0-9]{8,}\.safetensors")
 RESULT = r"^(models/)?[^./\x00][^/\x00]*$"
 ONE = ""  # the room of what is no silo's state
 
-Source: TypeAlias = SiloState | Tensors
+
+@dataclass(frozen=True, eq=False)
+class StateOnDisk:
+    """Reads a silo's state from a file of a snapshot."""
+
+    path: Path
+    silo: str
+
+    def __call__(self) -> SiloState:
+        """The state; LocalError where the file is damaged."""
+        key = ("state", self.silo)
+        return cast(SiloState, _source(key, unpack_one(self.path, key)))
+
+
+Source: TypeAlias = SiloState | StateOnDisk | Tensors
 
 
 class File(Strict):
@@ -151,6 +169,7 @@ class Snapshots:
         """
         if self._index is None:
             return None
+        rests = sum(file.bytes for file in self._index.files) > IN_MEMORY
         # Checks every byte: a run resumes from exactly what was written, or not at all.
         for file in self._index.files:
             path = self._folder / file.name
@@ -161,13 +180,18 @@ class Snapshots:
             # a file holds what was replaced since, too; the index says what of it counts
             for key in file.holds:
                 source = _source(key, entries[key])
+                if rests and key[0] == "state":
+                    source = StateOnDisk(path, key[1])
                 self._placed[key] = _Placed(source, weights[key], file.name)
         return _snapshot(self._index, self._placed)
 
-    def write(self, snapshot: Snapshot, history: Prefix, work: Prefix = NOTHING) -> None:
+    def write(
+        self, snapshot: Snapshot, history: Prefix, work: Prefix = NOTHING
+    ) -> Mapping[str, StateOnDisk]:
         """Replace the snapshot; ``history`` and ``work`` are durable already.
 
-        A process that resumes the run with the same code finds it whole.
+        A process that resumes the run with the same code finds it whole. Returns where to read the
+        states of silos, if they take too much memory; those of earlier snapshots are gone.
 
         UnwritableError if the disk fails; the earlier snapshot then stays valid.
         """
@@ -213,6 +237,18 @@ class Snapshots:
         # Only now, since the index is on the disk.
         self._placed, self._written = placed, written
         self._sweep()
+        return self._resting()
+
+    def _resting(self) -> Mapping[str, StateOnDisk]:
+        states = {key[1]: one for key, one in self._placed.items() if key[0] == "state"}
+        if sum(one.weight for one in states.values()) <= IN_MEMORY:
+            return {}
+        found: dict[str, StateOnDisk] = {}
+        for silo, one in states.items():
+            found[silo] = StateOnDisk(self._folder / one.file, silo)
+            # From now on this is what the state is.
+            self._placed["state", silo] = replace(one, source=found[silo])
+        return found
 
     def _still_placed(self, sources: Mapping[Key, Source]) -> dict[Key, _Placed]:
         """The objects that need no writing: unchanged, in a file that is at least half of use."""
@@ -313,9 +349,9 @@ def _sources(snapshot: Snapshot) -> dict[Key, Source]:
     """All that a snapshot holds, each under a key."""
     shelved = snapshot.shelved
     found: dict[Key, Source] = {}
-    for silo, state in snapshot.states.items():
+    for silo, state in snapshot.held.items():
         # A key says what an entry is, and whose; the index lists keys.
-        found["state", silo] = state
+        found["state", silo] = cast(SiloState | StateOnDisk, state)
     found[("coordinator",)] = snapshot.coordinator
     for part, tensors in shelved.published.items():
         found["published", part] = tensors
@@ -327,7 +363,7 @@ def _sources(snapshot: Snapshot) -> dict[Key, Source]:
 
 
 def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
-    states: dict[str, SiloState] = {}
+    states: dict[str, Held] = {}
     coordinator: Tensors = {}
     published: dict[str, Tensors] = {}
     versions: dict[tuple[str, str], Tensors] = {}
@@ -336,7 +372,7 @@ def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
     # the index and its files are intact by their digests, so any other key is not in them
     for key, one in placed.items():
         match key, one.source:
-            case ("state", silo), SiloState() as state:
+            case ("state", silo), SiloState() | StateOnDisk() as state:
                 states[silo] = state
             case ("coordinator",), Mapping() as tensors:
                 coordinator = tensors
@@ -357,6 +393,8 @@ def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
 
 
 def _entry(source: Source) -> TensorEntry:
+    if isinstance(source, StateOnDisk):
+        source = source()
     if not isinstance(source, SiloState):
         return TensorEntry({ONE: source})
     rooms = {}

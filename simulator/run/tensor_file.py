@@ -8,10 +8,12 @@ The tensors are numbered; the file's metadata says in JSON what they are, entry 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -85,6 +87,23 @@ def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
             f"{origin}: not a file of a snapshot: {error}; remove the run's folder to begin from"
             " scratch"
         ) from error
+
+
+def unpack_one(path: Path, key: Key) -> TensorEntry:
+    """One entry of a file that ``pack`` made; no other is read. LocalError as from ``unpack``."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            table = _TABLE.decode(file.metadata()[TABLE])
+            (rooms, note), *_ = [entry[1:] for entry in table if entry[0] == key]
+            numbers = chain.from_iterable(names.values() for names in rooms.values())
+            # cloned, as in ``unpack``
+            tensors = {str(each): file.get_tensor(str(each)).clone() for each in numbers}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise LocalError(
+            f"{path}: not a file of a snapshot: {error}; remove the run's folder to begin from"
+            " scratch"
+        ) from error
+    return TensorEntry(_named(rooms, tensors), note)
 
 
 def _named(rooms: Mapping[str, Mapping[str, int]], tensors: Tensors) -> dict[str, Tensors]:

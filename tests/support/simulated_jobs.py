@@ -73,8 +73,8 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
         last = simulation.look()
         simulation.finish(last)
         seen = {silo: look.test for silo, look in last.items()}
-        states, coordinator = simulation.states, simulation.coordinator
-        folder.finish(of_look(job.rounds, last), states, coordinator, seen)
+        folder.keep_models(simulation.states)
+        folder.finish(of_look(job.rounds, last), simulation.coordinator, seen)
         return folder
 
 

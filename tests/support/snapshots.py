@@ -22,10 +22,10 @@ def begun(silos=4):
 
 def after(before, changed, value):
     """The next snapshot, in which these silos trained; all the rest are the same objects."""
-    states = {**before.states, **{silo: state(value) for silo in changed}}
+    states = {**before.held, **{silo: state(value) for silo in changed}}
     given = {("extractor", silo): {"w": torch.tensor([float(value)])} for silo in changed}
     mail = {key: held for key, held in before.shelved.mail.items() if key[1] not in changed}
-    mail["extractor", min(set(before.states) - set(changed))] = {
+    mail["extractor", min(set(before.held) - set(changed))] = {
         "@keep": torch.tensor(0.5, dtype=torch.float64)
     }
     shelved = Shelved(
@@ -46,7 +46,8 @@ def story(length=3):
 def told(snapshot):
     """All of a snapshot, for comparison."""
     states = {}
-    for silo, one in snapshot.states.items():
+    for silo, held in snapshot.held.items():
+        one = held if isinstance(held, SiloState) else held()
         parts = {part: listed(held) for part, held in one.parts.items()}
         states[silo] = parts, listed(one.extra), one.taints
     shelved = [

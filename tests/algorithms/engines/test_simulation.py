@@ -169,7 +169,7 @@ def held(snapshot):
     tensors += shelved.mail.values()
     return (
         snapshot.round,
-        {silo: state_to_bytes(state) for silo, state in snapshot.states.items()},
+        {silo: state_to_bytes(state) for silo, state in snapshot.held.items()},
         snapshot.trained,
         (sorted(shelved.published), sorted(shelved.versions), sorted(shelved.mail)),
         [(name, tensor.tolist()) for of in tensors for name, tensor in of.items()],
@@ -203,9 +203,9 @@ def test_only_the_states_of_a_cohort_are_other_objects_after_a_round(make_job, m
     job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
     simulation = begin(job, make_shards(job))
     for round_ in range(job.length):
-        before = simulation.snapshot().states
+        before = dict(simulation.states)
         simulation.step()
-        after = simulation.snapshot().states
+        after = dict(simulation.states)
         assert {silo for silo in job.silos if after[silo] is not before[silo]} == set(
             job.cohort(round_)
         )
@@ -303,7 +303,7 @@ def test_too_little_memory_for_versions_changes_nothing(make_job, make_shards, m
     after = simulation.snapshot()
     assert after.round == before.round == 1
     assert all(after.shelved.versions[key] is held for key, held in before.shelved.versions.items())
-    assert all(after.states[silo] is state for silo, state in before.states.items())
+    assert all(after.held[silo] is state for silo, state in before.held.items())
 
 
 def test_a_simulation_on_a_cpu_keeps_the_very_versions_that_it_begins_with(make_job, make_shards):

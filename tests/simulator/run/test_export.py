@@ -15,7 +15,7 @@ from staddle.algorithms.tasks.regression import Regression
 from staddle.algorithms.training.silo_round import Seen, state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
-from staddle.simulator.run.export import measures, model_file, silos_csv, write
+from staddle.simulator.run.export import measures, model_file, silos_csv, write, write_models
 from staddle.simulator.run.manifest import SiloRecords
 
 SILOS = (
@@ -102,7 +102,9 @@ def test_measures_of_a_regression_are_those_of_all_its_records():
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
-    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
+    write_models(tmp_path, MODELS)
+    made = write(tmp_path, SILOS, HISTORY, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
+    made += tuple(model_file(tmp_path, silo) for silo in MODELS)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
         "silos.csv", "measures.json", "coordinator.safetensors",
         "models/b.safetensors", "models/a.safetensors",
@@ -120,15 +122,14 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
 
 def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
     assert not any(
-        "coordinator" in path.name
-        for path in write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN, COUNTING)
+        "coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, {}, SEEN, COUNTING)
     )
 
 
 def test_a_file_in_the_way_is_told(tmp_path):
     (tmp_path / "models").write_text("")
     with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
-        write(tmp_path, SILOS, HISTORY, MODELS, {}, SEEN, COUNTING)
+        write_models(tmp_path, MODELS)
 
 
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
@@ -136,11 +137,11 @@ def test_memberships_are_read_as_those_of_a_federation(tmp_path):
         silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
         for silo, p in (("b", 0.25), ("a", 0.5))
     }
+    write_models(tmp_path, own)
     write(
         tmp_path,
         SILOS,
         HISTORY,
-        own,
         {"memberships": torch.tensor([[1.0, 0], [0, 1]])},
         SEEN,
         COUNTING,

@@ -18,9 +18,9 @@ def counted(job):
     simulation = Simulation(job, Serial(job, RECORDS))
     meter, found = FlopMeter(job, RECORDS, CPU), []
     while simulation.round < job.length:
-        before = simulation.snapshot()
+        before, states = simulation.snapshot(), simulation.states
         reports = simulation.step().reports
-        flops = meter.count(before, reports)
+        flops = meter.count(before, states, reports)
         records = {silo: report.work.records for silo, report in reports.items()}
         found.append((records, flops))
     return found, simulation
@@ -70,7 +70,7 @@ def test_training_that_diverges_on_few_records_is_not_counted():
     """The FLOPs are then unknown, and the run goes on."""
     job = make_job(rounds=1)
     simulation = Simulation(job, Serial(job, RECORDS))
-    before = simulation.snapshot()
+    before, states = simulation.snapshot(), simulation.states
     reports = simulation.step().reports
     wild = make_job(rounds=1, training={"lr": 1e38, "epochs": 9})
-    assert set(FlopMeter(wild, RECORDS, CPU).count(before, reports).values()) == {None}
+    assert set(FlopMeter(wild, RECORDS, CPU).count(before, states, reports).values()) == {None}

@@ -6,11 +6,13 @@ from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run, results
 
 from staddle.algorithms import catalog
+from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.attendance import EVERYONE, Attendance
 from staddle.algorithms.engines.engine import Serial
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.errors import CancelledError, LocalError
 from staddle.simulator.engines.signals import StopSignal
+from staddle.simulator.run import snapshot
 from staddle.simulator.run.folder import HISTORY, folder_of
 from staddle.simulator.run.history import read
 from staddle.simulator.run.progress import Unwatched
@@ -65,6 +67,34 @@ def test_rounds_looks_and_results_come_in_their_order(tmp_path):
     again = Asks()
     assert run_it(tmp_path, run, again) == files
     assert again.told == [("begin", 4)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedsim"])
+def test_states_that_find_no_room_in_memory_end_in_the_same_bytes(tmp_path, monkeypatch, method):
+    """They lie in the snapshot's files, also where a run is resumed, and come one by one."""
+    run = make_run(method)
+    plain = run_it(tmp_path / "plain", run)
+    for module in (simulation, snapshot):
+        monkeypatch.setattr(module, "IN_MEMORY", 1)
+    asked, batches = [], simulation.Simulation._batches
+    monkeypatch.setattr(
+        simulation.Simulation,
+        "_batches",
+        lambda self: asked.extend(some := list(batches(self))) or iter(some),
+    )
+    read = []
+    call = snapshot.StateOnDisk.__call__
+    monkeypatch.setattr(
+        snapshot.StateOnDisk, "__call__", lambda self: read.append(self.silo) or call(self)
+    )
+    stop = StopSignal()
+    with pytest.raises(CancelledError):
+        run_it(tmp_path / "resting", run, Asks(stop, at=9), stop)
+    resting = run_it(tmp_path / "resting", run)
+    assert resting.keys() == plain.keys()
+    assert {name for name in plain if resting[name] != plain[name]} <= {"snapshot.json"}
+    assert {len(silos) for silos in asked} == {1}
+    assert set(read) == set(run.job.silos)
 
 
 def test_a_census_is_a_round_that_measures_nothing(tmp_path):

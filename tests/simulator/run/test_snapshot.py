@@ -41,7 +41,7 @@ def test_all_of_a_snapshot_comes_back(tmp_path):
     )
     last = story()[-1]
     snapshot = Snapshot(
-        5, {**last.states, "p": private}, last.trained, last.coordinator, last.shelved
+        5, {**last.held, "p": private}, last.trained, last.coordinator, last.shelved
     )
     Snapshots(tmp_path, RUN).write(snapshot, KEPT)
     assert told(loaded(tmp_path)) == told(snapshot)
