@@ -16,7 +16,7 @@ from support.signed_federation import job_document, pfedsim, signed_federation
 
 from staddle import log
 from staddle.commands.federation import local_federation
-from staddle.coordinator.rounds.events import OperatorStopped
+from staddle.coordinator.rounds.events import OperatorStopped, RoundDeadline
 from staddle.files import checked_file
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
@@ -240,10 +240,12 @@ def test_what_a_hostile_silo_gives_is_refused_and_not_kept(world):
     played(world, scenario)
 
 
-def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
-    timing = world.config.timing.model_copy(update={"admission_seconds": 1.0})
-    world.config = world.config.model_copy(update={"timing": timing})
+def admitted(here):
+    """The time for answers to the offer is over."""
+    here.daemon.apply(here.daemon.runs[0], RoundDeadline("admitting", 0))
 
+
+def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
     async def scenario(here):
         north, stranger = await greeted(world, here, ("north", "elsewhere"))
         unknown = ("UNKNOWN_JOB", "no job 'job' for this silo")
@@ -254,8 +256,7 @@ def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
         epoch = g.Epoch.of(world.roster, SILOS, world.plain.digest)
         made = g.contribute(epoch, "north", *[bytes(32)] * 3, north.keys.sign)
         await refused(other.contribute(*made), "SECURE", "ORDER", "job 'plain', which needs none")
-        while here.daemon.runs[0].state.stage == "admitting":
-            await here.daemon.changed.wait()
+        admitted(here)
         await refused(north.contribute(), "ROUND_CLOSED", "no longer waits for its share of a key")
         assert here.daemon._database.contributions("job") == {}
 
@@ -269,10 +270,13 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
             await each.contribute()
             await each.answer("ACCEPT")
         await silos[3].answer("DECLINE", code=pb.ErrorCode.Value("ERROR_CODE_POLICY"))
+        admitted(here)
         assert not (await silos[0].told("finish")).completed
         assert await silos[0].asked() == ()
         return here.daemon.runs[0].state.reason
 
+    # another job would begin as soon as this one pends
+    world.config = world.config.model_copy(update={"jobs": world.config.jobs[:1]})
     (reason,) = played(world, scenario)
     assert (
         reason == "3 of 4 silos accepted, and the key that its silos share takes all of them (west:"
