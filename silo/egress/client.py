@@ -33,7 +33,6 @@ from ...security.identity.keys import RosterEntry
 from .call_end import CallEnd, Ended
 
 CALL_SECONDS = 20.0
-PASSING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")  # codes
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
 HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 
@@ -51,7 +50,7 @@ class TurnedAwayError(RefusedError):
     @property
     def passes(self) -> bool:
         """Whether a later greeting helps, or explains; then the round of the call may resume."""
-        return self.code in PASSING
+        return self.code in ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
 
 
 class Client:

@@ -1,11 +1,9 @@
 """The session with the coordinator: who we speak to, and the control messages that hold no tensor.
 
-Control messages are greetings, polls, heartbeats, fetch requests (of deliveries and of weights),
-answers, questions about an upload, attestations of other silos' ledgers, and a new certificate.
-They hold names, numbers, digests, signatures, public keys and codes of closed lists; a greeting
-also holds the version of this software and the time. Each is counted before it leaves, against the
-caps of the policy, which stand in the record that the session begins with. The totals are written
-when the session is over.
+Control messages are greetings (with our version and the time), polls, heartbeats, fetch requests,
+answers, questions about an upload, attestations of other silos' ledgers, and a new certificate:
+names, numbers, digests, signatures, public keys and codes of closed lists. Each is counted before
+it leaves, against the policy's caps in the record that the session begins with; totals end it.
 
 Only this module, gate.py and protocol.py use the client; ``tests/test_structure.py`` checks that.
 """
@@ -270,9 +268,8 @@ class CoordinatorSession:
 
     async def renew(self, renewal: Renewal) -> None:
         """Hand in a new certificate of ours, which counts once a roster has it."""
-        request = membership_pb2.RenewRequest(
-            certificate=renewal.certificate, signature=bytes.fromhex(renewal.signature)
-        )
+        signature = bytes.fromhex(renewal.signature)
+        request = membership_pb2.RenewRequest(certificate=renewal.certificate, signature=signature)
         self.count(request)
         await self.client.renew(request)
 

@@ -109,7 +109,7 @@ def check_logs(folder: Path) -> None:
     for path in folder.rglob("*.log"):
         text = path.read_text(errors="replace")
         assert not [secret for secret in secrets if secret in text], f"{path} holds a key"
-        assert not re.search(r"[A-Za-z0-9+=]{65,}|(?:-?\d+\.\d+(?:e-?\d+)?[\s,]+){3}", text), (
+        assert not re.search(r"[A-Za-z0-9+]{65,}|(?:-?\d+\.\d+(?:e-?\d+)?[\s,]+){3}", text), (
             f"{path} holds values"
         )
         for line in text.splitlines():

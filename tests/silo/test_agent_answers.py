@@ -58,7 +58,7 @@ def test_a_job_that_nobody_approves_is_judged_and_recorded_once(agent, monkeypat
 
 
 async def test_an_agent_stops_though_a_file_never_settles(agent, monkeypatch):
-    monkeypatch.setattr(agents, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(agents, "LOOK_SECONDS", 60)
     agent.made._stop = asyncio.Event()
     agent.made._stop.set()
 

@@ -52,7 +52,7 @@ def read(made, tmp_path):
             shutil.copy(made.folder / "jobs" / f"{other}.json", path)
             os.utime(path, (1000 - age, 1000 - age))
         signed = (made.folder / "jobs" / f"{name}.json").read_bytes()
-        (tmp_path / approvals.FOLDER / f"{name}.json").write_bytes(signed)
+        (tmp_path / approvals.FOLDER / approvals.OFFERS / f"{name}.json").write_bytes(signed)
         found, _, lines = reviewed(config, name)
         assert found == signed
         return lines
@@ -115,11 +115,12 @@ def test_without_such_a_name_with_the_last_one(read):
     assert "privacy: epsilon = 4.0 at delta = 0.00001, protects each record, local noise" in said
 
 
-def test_nothing_to_compare_with_and_nothing_new(read, made):
+def test_nothing_to_compare_with_and_nothing_new(read, made, tmp_path):
     assert "this is the first job on this data set here" in read("scan-1", "scan-1")
     again = job_document(SILOS, name="scan-12", seed=5)
     local_federation.sign_job(made, again)
     said = " ".join(" ".join(read("scan-12")).split())
     assert said.endswith("accepted before, nothing is new but its name and its draws")
     with refused("no job 'absent' waits for a person here; those that do: scan-1, scan-12"):
-        approvals.offered(configs.load(made.silo_config("a")), "absent")
+        config = configs.load(made.silo_config("a")).model_copy(update={"directory": tmp_path})
+        approvals.offered(config, "absent")

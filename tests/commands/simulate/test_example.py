@@ -74,7 +74,13 @@ def test_it_has_every_key_of_a_simulations_own_tables_with_its_default():
                 assert everything[name][key] == field.default, (name, key)
     assert everything["methods"][-1].keys() == ChosenMethod.model_fields.keys()
     # what a job has as well is in the example of a job
-    own = ExperimentFile.model_fields.keys() - {"task", "features", "security", "privacy"}
+    own = ExperimentFile.model_fields.keys() - {
+        "task",
+        "features",
+        "security",
+        "privacy",
+        "purpose",
+    }
     told = {"seed", "method", "round_timeout", "quorum"}
     assert own - told == everything.keys()
     assert parsed.min_cohort == everything["min_cohort"]
