@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/membership.proto\x12\nstaddle.v1\"-\n\x0c\x45nrolRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\"\x1c\n\nEnrolReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x10\n\x0eWaitingRequest\"w\n\x0cWaitingReply\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.staddle.v1.WaitingEntry\x12\x0e\n\x06roster\x18\x02 \x01(\x0c\x12,\n\x08renewals\x18\x03 \x03(\x0b\x32\x1a.staddle.v1.WaitingRenewal\"-\n\x0cWaitingEntry\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"H\n\x0eWaitingRenewal\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\" \n\x0ePublishRequest\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x0e\n\x0cPublishReply\"6\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x0c\n\nRenewReply\"\x0f\n\rNewestRequest\"\x1d\n\x0bNewestReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\x32\x46\n\tEnrolment\x12\x39\n\x05\x45nrol\x12\x18.staddle.v1.EnrolRequest\x1a\x16.staddle.v1.EnrolReply2\x8e\x01\n\nMembership\x12?\n\x07Waiting\x12\x1a.staddle.v1.WaitingRequest\x1a\x18.staddle.v1.WaitingReply\x12?\n\x07Publish\x12\x1a.staddle.v1.PublishRequest\x1a\x18.staddle.v1.PublishReply2\x82\x01\n\x07Renewal\x12\x39\n\x05Renew\x12\x18.staddle.v1.RenewRequest\x1a\x16.staddle.v1.RenewReply\x12<\n\x06Newest\x12\x19.staddle.v1.NewestRequest\x1a\x17.staddle.v1.NewestReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/membership.proto\x12\nstaddle.v1\"-\n\x0c\x45nrolRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\"\x1c\n\nEnrolReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x10\n\x0eWaitingRequest\"\x9c\x01\n\x0cWaitingReply\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.staddle.v1.WaitingEntry\x12\x0e\n\x06roster\x18\x02 \x01(\x0c\x12,\n\x08renewals\x18\x03 \x03(\x0b\x32\x1a.staddle.v1.WaitingRenewal\x12#\n\x05\x62\x65gun\x18\x04 \x03(\x0b\x32\x14.staddle.v1.BegunJob\"\'\n\x08\x42\x65gunJob\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05silos\x18\x02 \x03(\t\"-\n\x0cWaitingEntry\x12\r\n\x05\x65ntry\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"H\n\x0eWaitingRenewal\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\" \n\x0ePublishRequest\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\"\x0e\n\x0cPublishReply\"6\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x0c\n\nRenewReply\"\x0f\n\rNewestRequest\"\x1d\n\x0bNewestReply\x12\x0e\n\x06roster\x18\x01 \x01(\x0c\x32\x46\n\tEnrolment\x12\x39\n\x05\x45nrol\x12\x18.staddle.v1.EnrolRequest\x1a\x16.staddle.v1.EnrolReply2\x8e\x01\n\nMembership\x12?\n\x07Waiting\x12\x1a.staddle.v1.WaitingRequest\x1a\x18.staddle.v1.WaitingReply\x12?\n\x07Publish\x12\x1a.staddle.v1.PublishRequest\x1a\x18.staddle.v1.PublishReply2\x82\x01\n\x07Renewal\x12\x39\n\x05Renew\x12\x18.staddle.v1.RenewRequest\x1a\x16.staddle.v1.RenewReply\x12<\n\x06Newest\x12\x19.staddle.v1.NewestRequest\x1a\x17.staddle.v1.NewestReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,28 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENROLREPLY']._serialized_end=121
   _globals['_WAITINGREQUEST']._serialized_start=123
   _globals['_WAITINGREQUEST']._serialized_end=139
-  _globals['_WAITINGREPLY']._serialized_start=141
-  _globals['_WAITINGREPLY']._serialized_end=260
-  _globals['_WAITINGENTRY']._serialized_start=262
-  _globals['_WAITINGENTRY']._serialized_end=307
-  _globals['_WAITINGRENEWAL']._serialized_start=309
-  _globals['_WAITINGRENEWAL']._serialized_end=381
-  _globals['_PUBLISHREQUEST']._serialized_start=383
-  _globals['_PUBLISHREQUEST']._serialized_end=415
-  _globals['_PUBLISHREPLY']._serialized_start=417
-  _globals['_PUBLISHREPLY']._serialized_end=431
-  _globals['_RENEWREQUEST']._serialized_start=433
-  _globals['_RENEWREQUEST']._serialized_end=487
-  _globals['_RENEWREPLY']._serialized_start=489
-  _globals['_RENEWREPLY']._serialized_end=501
-  _globals['_NEWESTREQUEST']._serialized_start=503
-  _globals['_NEWESTREQUEST']._serialized_end=518
-  _globals['_NEWESTREPLY']._serialized_start=520
-  _globals['_NEWESTREPLY']._serialized_end=549
-  _globals['_ENROLMENT']._serialized_start=551
-  _globals['_ENROLMENT']._serialized_end=621
-  _globals['_MEMBERSHIP']._serialized_start=624
-  _globals['_MEMBERSHIP']._serialized_end=766
-  _globals['_RENEWAL']._serialized_start=769
-  _globals['_RENEWAL']._serialized_end=899
+  _globals['_WAITINGREPLY']._serialized_start=142
+  _globals['_WAITINGREPLY']._serialized_end=298
+  _globals['_BEGUNJOB']._serialized_start=300
+  _globals['_BEGUNJOB']._serialized_end=339
+  _globals['_WAITINGENTRY']._serialized_start=341
+  _globals['_WAITINGENTRY']._serialized_end=386
+  _globals['_WAITINGRENEWAL']._serialized_start=388
+  _globals['_WAITINGRENEWAL']._serialized_end=460
+  _globals['_PUBLISHREQUEST']._serialized_start=462
+  _globals['_PUBLISHREQUEST']._serialized_end=494
+  _globals['_PUBLISHREPLY']._serialized_start=496
+  _globals['_PUBLISHREPLY']._serialized_end=510
+  _globals['_RENEWREQUEST']._serialized_start=512
+  _globals['_RENEWREQUEST']._serialized_end=566
+  _globals['_RENEWREPLY']._serialized_start=568
+  _globals['_RENEWREPLY']._serialized_end=580
+  _globals['_NEWESTREQUEST']._serialized_start=582
+  _globals['_NEWESTREQUEST']._serialized_end=597
+  _globals['_NEWESTREPLY']._serialized_start=599
+  _globals['_NEWESTREPLY']._serialized_end=628
+  _globals['_ENROLMENT']._serialized_start=630
+  _globals['_ENROLMENT']._serialized_end=700
+  _globals['_MEMBERSHIP']._serialized_start=703
+  _globals['_MEMBERSHIP']._serialized_end=845
+  _globals['_RENEWAL']._serialized_start=848
+  _globals['_RENEWAL']._serialized_end=978
 # @@protoc_insertion_point(module_scope)

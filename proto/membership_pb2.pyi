@@ -26,14 +26,24 @@ class WaitingRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WaitingReply(_message.Message):
-    __slots__ = ("entries", "roster", "renewals")
+    __slots__ = ("entries", "roster", "renewals", "begun")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[WaitingEntry]
     roster: bytes
     renewals: _containers.RepeatedCompositeFieldContainer[WaitingRenewal]
-    def __init__(self, entries: _Optional[_Iterable[_Union[WaitingEntry, _Mapping]]] = ..., roster: _Optional[bytes] = ..., renewals: _Optional[_Iterable[_Union[WaitingRenewal, _Mapping]]] = ...) -> None: ...
+    begun: _containers.RepeatedCompositeFieldContainer[BegunJob]
+    def __init__(self, entries: _Optional[_Iterable[_Union[WaitingEntry, _Mapping]]] = ..., roster: _Optional[bytes] = ..., renewals: _Optional[_Iterable[_Union[WaitingRenewal, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[BegunJob, _Mapping]]] = ...) -> None: ...
+
+class BegunJob(_message.Message):
+    __slots__ = ("name", "silos")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SILOS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    silos: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., silos: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WaitingEntry(_message.Message):
     __slots__ = ("entry", "ticket")

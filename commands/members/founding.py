@@ -185,11 +185,23 @@ def _compared(waiting: Mapping[str, Waiting]) -> Iterator[Waiting]:
 def remove(
     member: Annotated[str, typer.Argument(metavar="ID", help="Whom to remove.")],
     founder: FounderOption,
+    now: Annotated[bool, typer.Option("--now", help="Ask nothing, whatever runs.")] = False,
 ) -> None:
-    """Remove a member, for instance because its keys are lost: every daemon lets it in no more."""
+    """Remove a member, for instance because its keys are lost: no daemon lets it in any more.
+
+    It asks first where a job that runs would end by it.
+    """
     file = membership_client.read(founder)
     with membership_client.connected(file) as calls:
-        _publish(rosters.remove(calls.waiting().roster, member), file, calls)
+        found = calls.waiting()
+        following = rosters.remove(found.roster, member)
+        ending = ", ".join(sorted(job for job, silos in found.begun.items() if member in silos))
+        if ending and not now:
+            printer.confirm(
+                f"{member!r} takes part in what runs, and without it this ends: {ending}. Remove it"
+                " now?"
+            )
+        _publish(following, file, calls)
 
 
 def renew(founder: FounderOption) -> None:

@@ -58,6 +58,7 @@ class WaitingForFounder:
     joining: list[tuple[RosterEntry, Ticket]]  # unchecked
     renewed: dict[str, RosterEntry]  # by id: as in the roster, but for the certificate
     refused: dict[str, str]  # why a renewal is not among these, by what the coordinator calls it
+    begun: dict[str, frozenset[str]]  # jobs that run, as the coordinator says, and their silos
 
 
 class FounderCalls:
@@ -81,7 +82,8 @@ class FounderCalls:
         if roster.version > self._file.roster.version:
             rosters.save(roster, self._file.roster_path)
         newest = max(roster, self._file.roster, key=lambda each: each.version)
-        return WaitingForFounder(newest, found, *_renewed(reply.renewals, newest))
+        begun = {job.name: frozenset(job.silos) for job in reply.begun}
+        return WaitingForFounder(newest, found, *_renewed(reply.renewals, newest), begun)
 
     def publish(self, roster: Roster) -> None:
         """Hand in the next version of the roster."""

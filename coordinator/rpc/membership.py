@@ -64,7 +64,7 @@ class MembershipService:
         return pb.EnrolReply(roster=roster)
 
     async def Waiting(self, request: pb.WaitingRequest, context: Context) -> pb.WaitingReply:  # noqa: N802
-        """Return the entries and renewals that wait, and the present roster."""
+        """Return the entries and renewals that wait, the jobs that run, and the present roster."""
         entries = await asyncio.to_thread(lambda: list(self._enrolments.waiting()))
         renewals = await asyncio.to_thread(self._waiting_renewals)
         return pb.WaitingReply(
@@ -82,6 +82,11 @@ class MembershipService:
                     signature=bytes.fromhex(each.signature),
                 )
                 for member, each in renewals
+            ],
+            begun=[
+                pb.BegunJob(name=run.job.name, silos=run.job.silos)
+                for run in self._daemon.runs
+                if run.state.runs
             ],
             roster=rosters.encoded(self._daemon.roster),
         )

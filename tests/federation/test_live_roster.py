@@ -1,5 +1,6 @@
 """The roster changes while a job runs, with real processes: nothing is started again by hand."""
 
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -22,11 +23,11 @@ JOBS = {
 }
 
 
-def publish(running: Running, change) -> rosters.Roster:
-    """The founder hands in another version of the roster."""
+@contextmanager
+def founder_of(running: Running):
+    """The founder, connected."""
     folder = running.federation.folder
     founder, present = load_keys(folder / "founder"), rosters.load(folder / "own" / "roster.json")
-    roster = rosters.sign(change(present), founder)
     document = {
         "version": 1, "coordinator": running.address, "keys": "founder",
         "roster": "own/roster.json",
@@ -38,8 +39,15 @@ def publish(running: Running, change) -> rosters.Roster:
     with membership_client.connected(
         FounderFile(folder / "founder.toml", config, founder, present)
     ) as calls:
+        yield calls, founder, present
+
+
+def publish(running: Running, change) -> rosters.Roster:
+    """The founder hands in another version of the roster."""
+    with founder_of(running) as (calls, founder, present):
+        roster = rosters.sign(change(present), founder)
         calls.publish(roster)
-    rosters.save(roster, folder / "own" / "roster.json")
+    rosters.save(roster, running.federation.folder / "own" / "roster.json")
     return roster
 
 
@@ -77,6 +85,9 @@ def test_a_job_continues_while_another_silo_joins_and_leaves(start, document, tm
     assert coordinator.wait_for("listening", 60)["roster"] == joined.version
     for silo in SILOS[:3]:
         running.daemons[silo].wait_for("roster.reloaded", 120)
+    # A founder who would remove one of its silos is told of the job.
+    with founder_of(running) as (calls, *_):
+        assert calls.waiting().begun == {"lung": frozenset(SILOS)}
     running.start_daemon("west")
     coordinator.wait_for("round.metrics", 120)
     # The job may end before, between or after what follows: nobody can hold it in a round.

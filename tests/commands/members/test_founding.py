@@ -1,0 +1,56 @@
+"""What a founder is asked before a member is removed."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from staddle.commands.federation import local_federation
+from staddle.commands.main import app
+from staddle.commands.members import founding
+from staddle.security.identity import roster as rosters
+
+SILOS = ("north", "south")
+
+
+@pytest.fixture
+def remove(monkeypatch, tmp_path):
+    """The command, where a coordinator says that a job runs; the rosters that were published."""
+    federation = local_federation.make(tmp_path / "federation", SILOS)
+    roster = rosters.load(federation.folder / "roster.json")
+    found = SimpleNamespace(roster=roster, begun={"lung\x1b[2J": {SILOS[0]}, "heart": {SILOS[1]}})
+
+    @contextmanager
+    def connected(_):
+        yield SimpleNamespace(waiting=lambda: found)
+
+    published = []
+    monkeypatch.setattr(founding.membership_client, "read", str)
+    monkeypatch.setattr(founding.membership_client, "connected", connected)
+    monkeypatch.setattr(founding, "_publish", lambda roster, *_: published.append(roster))
+
+    def call(*arguments, typed=""):
+        told = CliRunner().invoke(
+            app, ["federation", "remove", *arguments, "--founder", "f"], input=typed
+        )
+        return told.exit_code, told.output, published
+
+    return call
+
+
+def test_a_silo_of_a_running_job_is_removed_only_on_purpose(remove):
+    code, said, published = remove(SILOS[0], typed="n\n")
+    assert (code, published) == (1, [])
+    assert "without it this ends: lung" in said
+    assert "\x1b" not in said
+    assert "heart" not in said
+    assert remove(SILOS[0], typed="y\n")[0] == 0
+    code, said, published = remove(SILOS[1], "--now")
+    assert (code, "ends" in said) == (0, False)
+    assert [SILOS[0] in published[0], SILOS[1] in published[1]] == [False, False]
+
+
+def test_nobody_asks_about_a_member_that_no_job_needs(remove):
+    code, said, published = remove("operator")
+    assert (code, said, len(published)) == (0, "", 1)
