@@ -343,9 +343,14 @@ def held_keys(folder: Path) -> tuple[Keys, ...]:
 
 
 def tls_pairs(keys: Keys) -> list[tuple[bytes, bytes]]:
-    """These TLS key and certificate, PEM, then the member's others, the newest first."""
-    others = [held for held in held_keys(keys.home)[::-1] if held.entry != keys.entry]
-    return [(each.tls_key, each.entry.certificate.encode()) for each in (keys, *others)]
+    """The TLS keys with their certificates, PEM, that a coordinator may have in its roster by now.
+
+    First these, which a roster of ours has, then the member's newer ones, the newest first.
+    """
+    held = held_keys(keys.home)
+    present = [each.entry for each in held].index(keys.entry)
+    newer = held[present + 1 :][::-1]
+    return [(each.tls_key, each.entry.certificate.encode()) for each in (keys, *newer)]
 
 
 def _load_first(folder: Path) -> Keys:

@@ -265,6 +265,10 @@ def test_a_renewed_certificate_lies_next_to_the_old_one_and_all_else_stays(folde
     assert renewed.entry.spki_sha256 != first.entry.spki_sha256
     assert [each.entry for each in k.held_keys(folder)] == [first.entry, renewed.entry]
 
+    # whoever has an older roster than the coordinator tries the new one, and nobody an old one
+    assert [pair[0] for pair in k.tls_pairs(first)] == [first.tls_key, renewed.tls_key]
+    assert [pair[0] for pair in k.tls_pairs(renewed)] == [renewed.tls_key]
+
     # the roster says which one counts
     assert k.load_keys(folder, [renewed.entry]).tls_key == renewed.tls_key
     assert k.load_keys(folder, [first.entry]).folder == k.load_keys(folder).folder == folder
