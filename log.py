@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -95,7 +95,9 @@ def kept(path: Path) -> Iterator[None]:
         yield
     finally:
         _LOGGER.removeHandler(keeping)
-        keeping.close()
+        # What the disk did not take is written once more here.
+        with suppress(OSError):
+            keeping.close()
 
 
 class _Following(logging.Handler):

@@ -2,6 +2,7 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_the_newest_events_are_kept_in_a_bounded_file(tmp_path, monkeypatch, wri
         log.problem("clock.wrong")
     assert path.read_text().splitlines()[-1].endswith(" warning clock.wrong")
     assert [json.loads(line)["event"] for line in written()[-3:-1]] == ["later", "clock.wrong"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_takes_no_line_ends_nothing(written):
+    log.setup("json")
+    with log.kept(Path("/dev/full")):
+        log.event("x")
+        log.event("y")
+    assert [json.loads(line)["event"] for line in written()[:-1]] == ["x", "y"]
 
 
 HOSTILE = "a\x1b]52;c;eA==\x07b\rc\x9bd\u202ee\udc80f\ng\x7f"
