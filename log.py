@@ -90,6 +90,7 @@ def kept(path: Path) -> Iterator[None]:
     """
     keeping = _Kept(path, maxBytes=KEPT_BYTES, backupCount=1, encoding="utf-8", delay=True)
     keeping.setFormatter(_Lines("text"))
+    keeping.setLevel(logging.INFO)
     _LOGGER.addHandler(keeping)
     try:
         yield

@@ -37,6 +37,7 @@ def test_the_newest_events_are_kept_in_a_bounded_file(tmp_path, monkeypatch, wri
     with log.kept(path):
         for number in range(100):
             log.event("round.opened", round=number, why=HOSTILE)
+        log.unwritten("refused")
     log.event("later")
     kept = path.read_text().splitlines()
     assert " info    round.opened round=99 why='a" in kept[-1]
