@@ -39,6 +39,8 @@ WANTED = {  # pydantic's type of a fault → what to write instead
     "bool_parsing": "true or false",
     "string_type": "a text in quotes",
     "string_pattern_mismatch": "a text that matches {pattern}",
+    "string_too_short": "a text of {min_length} characters or more",
+    "string_too_long": "a text of {max_length} characters or fewer",
     "path_type": "a path in quotes",
     "list_type": "a list in brackets",
     "tuple_type": "a list in brackets",

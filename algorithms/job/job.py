@@ -27,6 +27,7 @@ recomputes it from its own code.
 """
 
 import hashlib
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import torch
 from numpy.random import Generator
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
@@ -124,10 +125,21 @@ class MethodTable(Strict):
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
-# One line, without what moves a cursor or turns the direction of a text around: it is shown to
-# people at silos who decide by it.
-SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
-Purpose = Annotated[str, Field(min_length=10, max_length=500, pattern=rf"^\S{SHOWN}*\S$")]
+# What moves a cursor, ends a line or turns the direction of a text around.
+UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def _one_line(text: str) -> str:
+    """ValueError for what people at silos, who decide by it, might not read as it stands."""
+    if text != text.strip() or UNSHOWN.search(text):
+        raise ValueError(
+            "has a line's end or another control character in it, or a space at an end; write one"
+            " line of plain text"
+        )
+    return text
+
+
+Purpose = Annotated[str, Field(min_length=10, max_length=500), AfterValidator(_one_line)]
 Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
