@@ -195,10 +195,10 @@ class Agent:
         # Asked first: no job is decided by a policy that is no longer the file's.
         why = changed() if may_reload(effect) else ""
         # Whoever changes a policy for a job may submit it at once.
-        while isinstance(effect, Decide) and not why and settling():
+        decides = isinstance(effect, Decide)
+        while decides and not why and settling() and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
-                return StopAsked()
             why = changed()
         if why:
             return ReloadAsked(why)
