@@ -20,7 +20,8 @@ MODEL = {"name": "cnn-digits", "classes": 3}
 def begun(tmp_path_factory, fork_server):
     """Two silos, and a job that ended well; each daemon is forked where torch is imported."""
     folder = tmp_path_factory.mktemp("local") / "federation"
-    data = {"north": make_data(40, 1), "east": (make_data(30, 2).x, make_data(30, 2).y)}
+    # Of fewer records an honest model may lie beyond the limit of the drafted policies.
+    data = {"north": make_data(160, 1), "east": (make_data(120, 2).x, make_data(120, 2).y)}
     forked = partial(ChildProcess, launch=fork_server.launch)
     with (
         pytest.MonkeyPatch.context() as patch,
