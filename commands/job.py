@@ -17,8 +17,9 @@ from ..security.blind.plan import JobPlan
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
 from ..security.identity.domains import JOB
-from ..security.identity.keys import Role, load_keys
+from ..security.identity.keys import Keys, Role, load_keys
 from ..security.identity.signed_document import sign_document
+from .federation.operator_client import access
 from .policy.draft import MAX_PARALLEL
 from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
@@ -78,21 +79,37 @@ def sign(
     job_file: Annotated[
         Path, typer.Argument(metavar="JOB.toml", help="The job file that you wrote.")
     ],
-    keys: Annotated[Path, typer.Option(help="The operator's key folder.")],
-    roster: Annotated[Path, typer.Option(help="The roster file.")],
     out: Annotated[Path, typer.Option(help="The file for the signed job.")],
+    operator: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The operator's TOML file: keys, and the newest roster."),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Without it: the operator's key folder.")
+    ] = None,
+    roster: Annotated[Path | None, typer.Option(help="And the roster file.")] = None,
 ) -> None:
     """Check a job file, write out its wire schema, and sign it with an operator's key.
 
-    The noise of a private job is planned, unless the file names it: then it is checked against the
-    job's target.
+    With --keys and --roster nothing dials out. The noise of a private job is planned, unless the
+    file names it: then it is checked against the job's target.
     """
-    members = rosters.load(roster)
-    signer = load_keys(keys, members.entries)
+    if operator is not None:
+        signer, members = access(operator)
+    elif keys is not None and roster is not None:
+        members = rosters.load(roster)
+        signer = load_keys(keys, members.entries)
+    else:
+        raise LocalError("say --operator FILE, or both --keys DIR and --roster ROSTER.json")
+    signed(job_file, signer, members, out)
+
+
+def signed(job_file: Path, signer: Keys, members: rosters.Roster, out: Path) -> Job:
+    """Sign a job file as ``sign`` does, and say what it is; the job."""
     # Silos would decline a job that somebody else signed; say so here.
     if signer.entry.role is not Role.OPERATOR:
         raise LocalError(
-            f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs"
+            f"{signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs"
         )
     # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
     # differ by one silo must not train alike (security rule 35).
@@ -102,8 +119,9 @@ def sign(
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(
-                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it there"
-                " or remove it here"
+                f"{job_file}: silos names {silo!r}, which is not a silo of roster version"
+                f" {members.version}; remove it here. If it has joined since, sign with --operator,"
+                " which takes over the newest roster"
             )
 
     # Silos compute the cost of a job from its noise, so the noise is planned before it is signed.
@@ -117,8 +135,8 @@ def sign(
     # (security rule 5).
     if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
-    signed = sign_document(document, members, signer, JOB)
-    write_atomic(out, canonical_json(signed) + b"\n", 0o644)
+    envelope = sign_document(document, members, signer, JOB)
+    write_atomic(out, canonical_json(envelope) + b"\n", 0o644)
     printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     plan = JobPlan(job)
     # The signer reads the same sentences as the silos (``policy check``).
@@ -126,6 +144,7 @@ def sign(
     printer.show(*filter(None, (*facts, starts_from(job), *_left_over(start, job))))
     if job.weights_file is not None:
         printer.show(f"submit the job with --weights {job.weights_file}")
+    return job
 
 
 def _left_over(start: StartValues, job: Job) -> Iterator[str]:

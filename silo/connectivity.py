@@ -1,13 +1,15 @@
 """Can this silo reach its coordinator? Three steps tell apart why a call fails.
 
-Nothing of ours leaves but TLS and one call of the standard health service with an empty message. It
-is not a control message and leaves the session of a running agent as it is; the serialiser below
-can write nothing else. Everything that has content leaves through the egress gate.
+Nothing of ours leaves but TLS and calls with an empty message, of the standard health service and
+for the newest roster. They are no control messages and leave the session of a running agent as it
+is; the serialiser below can write nothing else. Everything that has content leaves through the
+egress gate.
 """
 
 import base64
 import socket
 import ssl
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +19,14 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from ..errors import PeerError, reason
+from ..proto import membership_pb2
 from ..proto.channel import client_options
 from ..security.identity.certificate import clock_fault, server_name, utc_now, validity
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 
 SECONDS = 10.0
 HEALTH = "/grpc.health.v1.Health/Check"
+NEWEST = "/staddle.v1.Renewal/Newest"
 
 
 def connect(address: str, coordinator: RosterEntry, proxy: str = "") -> tuple[bool, str]:
@@ -132,6 +136,32 @@ def health(address: str, keys: Keys, coordinator: RosterEntry, proxy: str = "") 
 
     PeerError if it does not answer within ``SECONDS``, or does not serve.
     """
+    read = health_pb2.HealthCheckResponse.FromString
+    status = _asked(HEALTH, read, address, keys, coordinator, proxy).status
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        raise PeerError(coordinator.id, "answers, but does not serve; it may be stopping")
+    return True, f"{coordinator.id} serves"
+
+
+def newest_roster(address: str, keys: Keys, coordinator: RosterEntry, proxy: str = "") -> bytes:
+    """The coordinator's roster, which the caller has to check; for any member's keys.
+
+    PeerError if it does not answer within ``SECONDS``.
+    """
+    read = membership_pb2.NewestReply.FromString
+    found: bytes = _asked(NEWEST, read, address, keys, coordinator, proxy).roster
+    return found
+
+
+def _asked(
+    method: str,
+    read: Callable[[bytes], Any],
+    address: str,
+    keys: Keys,
+    coordinator: RosterEntry,
+    proxy: str,
+) -> Any:
+    """The answer to a call without content."""
     # The roster's certificate is the only root, and the name is the one in it: an address is not.
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
     options = client_options(server_name(coordinator.certificate), proxy)
@@ -139,19 +169,15 @@ def health(address: str, keys: Keys, coordinator: RosterEntry, proxy: str = "") 
         address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options
     ) as channel:
         ask: grpc.UnaryUnaryMultiCallable[None, Any] = channel.unary_unary(
-            HEALTH,
-            request_serializer=lambda _: b"",
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            method, request_serializer=lambda _: b"", response_deserializer=read
         )
         try:
-            status = ask(None, timeout=SECONDS).status
+            return ask(None, timeout=SECONDS)
         except grpc.RpcError as error:
+            service = method.rpartition("/")[0].rpartition(".")[2].lower()
             raise PeerError(
-                coordinator.id, f"health service: {error.code().name}: {error.details()}"
+                coordinator.id, f"{service} service: {error.code().name}: {error.details()}"
             ) from error
-    if status != health_pb2.HealthCheckResponse.SERVING:
-        raise PeerError(coordinator.id, "answers, but does not serve; it may be stopping")
-    return True, f"{coordinator.id} serves"
 
 
 def _connected(address: str, proxy: str) -> socket.socket:

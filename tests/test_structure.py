@@ -143,6 +143,7 @@ def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
     }
     assert ours == {
         "staddle.errors",
+        "staddle.proto",  # the message with the newest roster
         "staddle.proto.channel",
         "staddle.security.identity.certificate",
         "staddle.security.identity.keys",

@@ -32,7 +32,7 @@ from ...proto.membership_pb2_grpc import RenewalStub
 from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
-from ...security.identity.certificate import clock_fault, renewal_due, server_name, utc_now
+from ...security.identity.certificate import clock_fault, server_name, utc_now
 from ...security.identity.keys import Keys, Role, RosterEntry, held_keys, load_keys, tls_pairs
 from ...security.identity.renewal import Renewal, own_renewal
 from ...security.identity.roster import Pins
@@ -178,6 +178,11 @@ def _frames(signed: bytes, file: BinaryIO) -> Iterator[pb.WeightedJob]:
         yield pb.WeightedJob(weights=piece)
 
 
+def access(path: Path) -> tuple[Keys, rosters.Roster]:
+    """An operator's keys, and the roster that the federation has now, like ``connected``."""
+    return current_member(path, read_toml(path, OperatorConfig), Role.OPERATOR)
+
+
 @contextmanager
 def connected(path: Path) -> Iterator[Operator]:
     """The operator of a file, connected while the block runs.
@@ -207,23 +212,24 @@ def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, ros
 
 
 def current_member(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
-    """As ``member_of``, and renews in good time what can be: no daemon does it for people.
+    """As ``member_of``, with the newest roster, and renewed certificates: no daemon does it here.
 
-    Once the member's certificate or the coordinator's is old, the coordinator is asked for its
-    roster, which takes the place of the file's, and gets the member's new certificate.
+    The coordinator is asked for its roster. A newer one, which the founders' pins vouch for, takes
+    the place of the file's. Once the member's certificate is old, it gets the new one.
     """
     keys, roster = member_of(path, config, role)
     try:
         renewal = own_renewal(keys.home, keys.entry, utc_now())
-        if renewal is None and not renewal_due(roster.coordinator.certificate, utc_now()):
-            return keys, roster
         newest = _handed_in(config, keys, roster, renewal)
-        if newest != roster:
+        # An older one may be that of a coordinator which missed a change.
+        if newest.version > roster.version:
             rosters.check_next(newest, roster, config.trust, held_keys(keys.home))
             rosters.save(newest, path.parent / config.roster)
+            taken = f"version {newest.version} was taken over, in place of {roster.version}"
+            printer.show(f"{path.parent / config.roster}: {taken}", err=True)
     # The command itself may be more urgent.
     except StaddleError as error:
-        printer.show(f"certificates are not renewed: {error}", err=True)
+        printer.show(f"no newer roster was taken over: {error}", err=True)
     return member_of(path, config, role)
 
 

@@ -22,6 +22,7 @@ from ...algorithms.job.torchmetrics_counting import TORCHMETRICS
 from ...algorithms.tasks.risk_counting import RISKS
 from ...algorithms.tasks.table_counting import CONFUSION, SCORES
 from ...algorithms.tasks.value_counting import TARGETS
+from ...errors import LocalError
 from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import JobPlan, RoundPlan
@@ -44,6 +45,7 @@ from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.releases import upload_releases
 from ..privacy import budget_text
 from ..terminal import examples, printer
+from ..terminal.newest_roster import newest
 from ..terminal.output import number
 from ..terminal.package_option import Packages
 from ..terminal.toml import to_toml
@@ -151,8 +153,12 @@ HOW = {  # how each form leaves, and what can be read of it
 def new(
     signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
     roster: Annotated[
-        Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")
-    ],
+        Path | None,
+        typer.Option(
+            help="The roster file: the jobs must be signed by an operator of it. Left out: that of"
+            " --config, or the coordinator's newer one."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
     dataset: Annotated[
         str,
@@ -171,14 +177,20 @@ def new(
     Read and tighten it. Each rule says what its tensors are and what they can tell about your
     records.
     """
-    members = rosters.load(roster)
+    loaded = None if config is None else configs.load(config)
+    if roster is not None:
+        members = rosters.load(roster)
+    elif loaded is not None:
+        members = newest(loaded)
+    else:
+        raise LocalError("say --config SILO.toml, or --roster ROSTER.json")
     jobs = [
         checks.read_job(read_bytes(path), members, package or (), str(path))[0]
         for path in signed_jobs
     ]
 
     # Parsed as the agent will parse it, so that no draft is written that it would reject.
-    datasets = _named_by(jobs, dataset) if config is None else configs.load(config).names
+    datasets = _named_by(jobs, dataset) if loaded is None else loaded.names
     text = draft(jobs, datasets=datasets)
     rules = len(policies.parse(text.encode(), str(out), datasets).file.allow)
     examples.write(out, text, 0o644)

@@ -90,8 +90,9 @@ def verify_document(
         raise PeerError(
             signer.id,
             "signed for a coordinator and silos that are not those of our roster, version"
-            f" {roster.version}: one of them came, went or has other keys; bring both to one roster"
-            " and sign again",
+            f" {roster.version}: one of them came, went or has other keys. If our roster is older"
+            " than the signer's, take over the newest (staddle silo check does); otherwise the"
+            " document has to be signed again",
         )
     return found.document
 

@@ -134,6 +134,28 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
     assert "not the fingerprint of the 'north' that waits" in said
     assert "version 4, 5 members" in said
     assert coordinator.wait_for("listening", 60)["roster"] == 4
+    # Whoever has the roster of before takes over the new one, and no older one.
+    operator = ("job", "list", "--operator", folder / "operator" / "operator.toml")
+    mine = folder / "operator" / "roster.json"
+    assert "version 4 was taken over, in place of 3" in run(*operator)
+    assert rosters.load(mine).version == 4
+    newer = rosters.sign(
+        rosters.remove(rosters.load(mine), "west"), load_keys(folder / "founder" / "keys")
+    )
+    rosters.save(newer, mine)
+    assert "taken over" not in run(*operator)
+    assert rosters.load(mine) == newer
+    run("join", "south.invitation", "--founder", pin(folder))
+    rosters.save(rosters.load(folder / "coordinator" / "roster.json"), mine)
+    stale = rosters.parse(
+        canonical_json(json.loads((tmp_path / "west.invitation").read_bytes())["roster"]), "it"
+    )
+    rosters.save(stale, tmp_path / "south" / "roster.json")
+    run("policy", "init", tmp_path / "south" / "policy.toml")
+    checked = CliRunner().invoke(
+        app, ["silo", "check", "--config", str(tmp_path / "south" / "silo.toml")]
+    )
+    assert "roster.json: version 4 was taken over, in place of 3" in checked.output
     assert "in roster version 4 already" in fails("invite", "east", "west", *founder)
     assert not (tmp_path / "east.invitation").exists()
 
