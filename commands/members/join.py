@@ -1,5 +1,6 @@
 """``staddle join``: keys, configuration and enrolment of a new member, from an invitation."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,18 +9,21 @@ from typing import Annotated
 import typer
 
 from ...errors import PeerError, RefusedError
-from ...files.documents import read_bytes
+from ...files.documents import read_bytes, write_atomic
 from ...proto.channel import checked_proxy
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
 from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, held_keys, load_keys
 from ...security.identity.roster import Roster
+from ..silo.data import of_file
 from ..terminal import printer
-from ..terminal.examples import filled, write
+from ..terminal.examples import filled, text, write
 from . import membership_client
 
 ASK_SECONDS = 2.0
+# The table [data] of the example, with the comments around it.
+EXAMPLE = re.compile(r"^# The silo's records\.\n\[data\]\n.*?\n\n", re.MULTILINE | re.DOTALL)
 JOINING = (
     "Invitation to federation {federation} as {role} {member} of {organisation!r}, by {founder}."
 )
@@ -33,9 +37,14 @@ Your keys are in {folder}. Read their fingerprint to the founder, who admits you
   {fingerprint}"""
 SILO = """\
 Admitted. {roster} has roster version {version}. Next:
-  edit [data] in {config}, which says where your records are
-  staddle silo check --config {config}
-  staddle silo run --config {config}"""
+{data}
+  staddle silo run --config {config}
+    runs the agent, under a policy that lets nothing leave yet; keep it running, as a service
+  staddle silo accept JOB --config {config}
+    once an operator has submitted a job: shows what would leave, asks, and allows that
+If something fails: staddle silo check --config {config}"""
+SAID = "  look at [data] in {config}, which says how {file} is read"
+UNSAID = "  edit [data] in {config}, which says where your records are"
 OPERATOR = """\
 Admitted. {roster} has roster version {version}. Next:
   staddle job list --operator {config}"""
@@ -63,6 +72,11 @@ def join(
         Path | None,
         typer.Option(help="The folder of the new member (default: its id, in this folder)."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A silo's records, a CSV file; with --label."),
+    ] = None,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Its column with the classes.")] = "",
     host_operator: Annotated[
         str, typer.Option(help="The organisation that runs this machine, if it is another one.")
     ] = "",
@@ -87,16 +101,20 @@ def join(
     organisation = organisation or invitation.organisation
     check_local(bool(organisation), f"{file}: names no organisation; say --organisation NAME")
     folder = out or Path(ticket.member)
+    # What is wrong with the records shows before anything is made.
+    records = "" if data is None else of_file(data, label, folder)
     printer.show(JOINING.format(organisation=organisation, **ticket.model_dump()))
     keys = _keys(folder / "keys", invitation, organisation, host_operator)
-    config = _configured(folder, invitation, proxy)
+    config = _configured(folder, invitation, proxy, records)
     fingerprint = keys.entry.protocol_fingerprint
     printer.show(*OWN.format(folder=folder / "keys", fingerprint=fingerprint).splitlines())
 
     # From here on the coordinator is asked, whose certificate the invitation pins.
     for roster in _answers(invitation, keys, proxy):
         if roster is not None:
-            _admitted(folder, config, roster, invitation, keys)
+            said = UNSAID if data is None else SAID
+            _keep(folder, roster, invitation, keys)
+            _show_next(folder, config, roster, said.format(config=config, file=data))
             return
         if not wait:
             printer.show("Handed in. Once you are admitted, run the same command again.")
@@ -136,12 +154,21 @@ def _keys(folder: Path, invitation: Invitation, organisation: str, host_operator
     return keys
 
 
-def _configured(folder: Path, invitation: Invitation, proxy: str) -> Path:
-    """The member's configuration, written once; what was edited since stays."""
+def _configured(folder: Path, invitation: Invitation, proxy: str, records: str) -> Path:
+    """The member's configuration, written once; what was edited since stays.
+
+    ``records`` is a silo's table [data], which takes the place of the example's.
+    """
     role = invitation.ticket.role
     config = folder / f"{role}.toml"
     if not config.exists():
-        write(config, filled(role, invitation.trust, invitation.coordinator, proxy), 0o600)
+        content = filled(role, invitation.trust, invitation.coordinator, proxy)
+        write(config, content, 0o600)
+    if records:
+        before = read_bytes(config).decode()
+        write_atomic(config, EXAMPLE.sub(lambda _: f"{records}\n\n", before).encode(), 0o600)
+    if role == "silo" and not (folder / "policy.toml").exists():
+        write(folder / "policy.toml", text("policy"), 0o644)
     if not (folder / "roster.json").exists():
         rosters.save(invitation.roster, folder / "roster.json")
     return config
@@ -166,14 +193,16 @@ def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster 
             yield found
 
 
-def _admitted(
-    folder: Path, config: Path, roster: Roster, invitation: Invitation, keys: Keys
-) -> None:
+def _keep(folder: Path, roster: Roster, invitation: Invitation, keys: Keys) -> None:
     present = rosters.load(folder / "roster.json")
     # Run again, it may bring what is here already.
     if roster != present:
         rosters.check_next(roster, present, invitation.trust, held_keys(folder / "keys"))
         rosters.save(roster, folder / "roster.json")
-    said = SILO if keys.entry.role is Role.SILO else OPERATOR
+
+
+def _show_next(folder: Path, config: Path, roster: Roster, data: str) -> None:
+    said = {"silo.toml": SILO, "operator.toml": OPERATOR}[config.name]
     path = folder / "roster.json"
-    printer.show(*said.format(roster=path, version=roster.version, config=config).splitlines())
+    lines = said.format(roster=path, version=roster.version, config=config, data=data)
+    printer.show(*lines.splitlines())

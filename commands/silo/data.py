@@ -1,6 +1,8 @@
 """``staddle data``: a table of records, before it is used."""
 
+import os
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse, starmap
@@ -17,10 +19,15 @@ from ...algorithms.data.survey import Column, TableSurvey, contract_faults, surv
 from ...errors import LocalError
 from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.toml_document import parse_document
+from ...security.faults import check_local
 from ..terminal import printer
 from ..terminal.toml import to_toml
 
 DELIMITERS = ",;\t|"
+OF_FILE = (
+    "All columns that can be features: a job takes those that it declares, in its order. Delete"
+    " what no job is to use. The classes have to mean, one by one, what the job's class_names say."
+)
 Key = Literal["label", "labels", "target", "survival"]
 
 
@@ -281,6 +288,27 @@ def _repeated(column: Column) -> int:
     """Records whose id another one has, too."""
     numbers = len(column.numbers) - len(set(column.numbers))
     return numbers + column.texts.total() - len(column.texts)
+
+
+def of_file(file: Path, label: str, base: Path) -> str:
+    """A silo's [data] table for a CSV file with a column of classes, relative to a folder.
+
+    LocalError for a file that is no such table.
+    """
+    check_local(file.is_file(), f"{file}: no such file; give the CSV file of this silo's records")
+    with file.open(encoding="utf-8", errors="replace") as lines_of:
+        first = lines_of.readline()
+    form = {"delimiter": max(DELIMITERS, key=first.count)}
+    found = survey(file, form["delimiter"])
+    known = ", ".join(found.names)
+    check_local(label in found.names, f"{file}: has no column {label!r}; its columns: {known}")
+    truth = TruthColumns("label", (label,))
+    faults = "; ".join(truth.faults(found))
+    check_local(not faults, f"{file}: {faults}")
+    table = drafted_table(file, found, truth, "", form, Contract())
+    table["file"] = os.path.relpath(file, base)
+    lines = [f"# {line}" for line in textwrap.wrap(OF_FILE, 116)]
+    return "\n".join([*lines, to_toml({"data": table}).strip()])
 
 
 def _draft(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from staddle.commands.main import app
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.policy import policy as policies
 
 
 def pin(folder):
@@ -92,7 +94,6 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     rng = np.random.default_rng(0)
     x = rng.random((40, 1, 8, 8), "float32")
     np.savez(place / "data.npz", x=x, y=np.arange(40) % 10)
-    run("policy", "init", place / "policy.toml")
     silo = ChildProcess("hospital-a", ("-m", "staddle.silo"), config, fork_server.launch)
     with running([silo]):
         silo.wait_for("connected", 60)
@@ -145,13 +146,23 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
     rosters.save(newer, mine)
     assert "taken over" not in run(*operator)
     assert rosters.load(mine) == newer
-    run("join", "south.invitation", "--founder", pin(folder))
+    (tmp_path / "south.csv").write_text("age;sick\n30;no\n40;yes\n")
+    records = ("--data", "south.csv", "--label", "sick")
+    south = ("join", "south.invitation", "--founder", pin(folder))
+    assert "has no column 'ill'" in fails(*south, "--data", "south.csv", "--label", "ill")
+    said = run(*south, *records)
+    assert "staddle silo accept JOB --config south/silo.toml" in said
+    table = tomllib.loads((tmp_path / "south" / "silo.toml").read_text())["data"]
+    assert table == {
+        "kind": "csv", "file": "../south.csv", "delimiter": ";", "label": "sick",
+        "classes": ["no", "yes"], "features": ["age"],
+    }  # fmt: skip
+    assert not policies.load_alone(tmp_path / "south" / "policy.toml", "data").file.allow
     rosters.save(rosters.load(folder / "coordinator" / "roster.json"), mine)
     stale = rosters.parse(
         canonical_json(json.loads((tmp_path / "west.invitation").read_bytes())["roster"]), "it"
     )
     rosters.save(stale, tmp_path / "south" / "roster.json")
-    run("policy", "init", tmp_path / "south" / "policy.toml")
     checked = CliRunner().invoke(
         app, ["silo", "check", "--config", str(tmp_path / "south" / "silo.toml")]
     )

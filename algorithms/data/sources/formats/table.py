@@ -135,8 +135,28 @@ class Table(Labelled):
             )
 
     def agreed(self, features: Sequence[Feature], wary: bool) -> Self:
-        """With the job's center, scale and missing for features of which the table states none."""
+        """The job's features in its order, if the table has all of them, and maybe others.
+
+        With the job's center, scale and missing for features of which the table states none.
+        """
         jobs = {composed(feature.name): feature for feature in features}
+        own = {composed(name): name for name in self.features}
+        # Where one is missing, both sides' declarations say so, later.
+        if jobs and jobs.keys() <= own.keys():
+            return self.chosen([own[name] for name in jobs]).with_constants(jobs, wary=wary)
+        return self.with_constants(jobs, wary=wary)
+
+    def chosen(self, names: Sequence[str]) -> Self:
+        """The table with these of its features."""
+        stated = ("categories", "center", "scale", "missing", "missing_marks", "units", "dates")
+        chosen = {
+            key: {name: said for name, said in getattr(self, key).items() if name in names}
+            for key in stated
+        }
+        return self.model_copy(update={**chosen, "features": tuple(names)})
+
+    def with_constants(self, jobs: Mapping[str, Feature], *, wary: bool) -> Self:
+        """The table with the constants of a job's features, by composed name."""
         changed = {key: dict(getattr(self, key)) for key in ("center", "scale", "missing")}
         for name in self.features:
             feature = jobs.get(composed(name))
