@@ -113,7 +113,7 @@ def join(
     for roster in _answers(invitation, keys, proxy):
         if roster is not None:
             said = UNSAID if data is None else SAID
-            _keep(folder, roster, invitation, keys)
+            _keep(folder, roster, invitation)
             _show_next(folder, config, roster, said.format(config=config, file=data))
             return
         if not wait:
@@ -193,7 +193,7 @@ def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster 
             yield found
 
 
-def _keep(folder: Path, roster: Roster, invitation: Invitation, keys: Keys) -> None:
+def _keep(folder: Path, roster: Roster, invitation: Invitation) -> None:
     present = rosters.load(folder / "roster.json")
     # Run again, it may bring what is here already.
     if roster != present:
