@@ -10,7 +10,7 @@ import typer
 
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import StartWeights
-from ...coordinator.rounds.events import WAITING, in_words
+from ...coordinator.rounds.events import NOT_APPROVED, WAITING, in_words
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...proto import operations_pb2 as pb
@@ -47,6 +47,9 @@ def show(
         Path | None, typer.Option(metavar="FILE", help="The operator's TOML file.")
     ] = None,
     package: Packages = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All rounds that have closed, not only the last five.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON instead of text; of a file the whole document.")
     ] = False,
@@ -79,7 +82,9 @@ def show(
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
     rounds, known = round_fields(report), reading(report)
-    for closed in rounds:
+    newest = max(0, len(rounds) - SHOWN_ROUNDS) * (not everything)
+    printer.show(*[f"{newest} earlier rounds: --all shows them"] * bool(newest))
+    for closed in rounds[newest:]:
         said = f"{_shown(closed['members'])}: {round_text.in_words(closed, known)}"
         printer.show(f"round {closed['round']}: {said}")
     if rounds and (table := round_text.class_table(rounds[-1], known)):
@@ -163,20 +168,22 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 document = {**status_fields(report.status), "closed": round_fields(report)}
                 printer.show_json(document)
                 continue
-            for closed in round_fields(report):
+            # Whoever begins to watch late is not told all that has passed.
+            for closed in round_fields(report)[-SHOWN_ROUNDS:]:
                 said = (
                     f"{_shown(closed['members'])}: {round_text.in_words(closed, reading(report))}"
                 )
                 printer.show(f"round {closed['round']} closed: {said}")
             status = report.status
-            printer.show(
-                f"{status_line(status)}{pace.told(status, time.monotonic())}{_awaited(status)}"
-            )
+            printer.show(status_line(status, pace.told(status, time.monotonic())))
     # The last report is the job's end: a watch that breaks off raises.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
 
 
+SHOWN_ROUNDS = 5
+# What a person at a silo thought stands in no log.
+ASK = {NOT_APPROVED: "ask the people there"}
 LONGEST_LEFT = 10**9  # seconds
 
 
@@ -260,8 +267,8 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
     }
 
 
-def status_line(status: pb.JobStatus) -> str:
-    """A job's status for people."""
+def status_line(status: pb.JobStatus, pace: str = "") -> str:
+    """A job's status for people; ``pace`` says how long it still takes."""
     stage = status.stage
     if stage == "ended":
         stage += f" {status.outcome}"
@@ -271,16 +278,16 @@ def status_line(status: pb.JobStatus) -> str:
     if status.reason:
         line += f": {status.reason}"
     declined = [
-        f"{silo} ({in_words(code)})"
+        f"{silo} ({in_words(code)}: {ASK.get(code, 'its own log says why')})"
         for silo, code in sorted(status.answers.items())
         if code not in ("accepted", WAITING)
     ]
     if declined:
-        line += f"; declined by {', '.join(declined)}: their own logs say why"
+        line += f"; declined by {', '.join(declined)}"
     # After a restart of the coordinator, all silos are in here until they call.
     if status.unheard:
         line += f"; not seen since the coordinator started: {', '.join(status.unheard)}"
-    return line
+    return f"{line}{pace}{_awaited(status)}"
 
 
 def _shown(value: Any) -> str:

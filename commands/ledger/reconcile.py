@@ -78,8 +78,7 @@ def _print(found: Reconciled, rosters: Rosters) -> None:
     if found.unchecked:
         checked += f"; {found.unchecked} receipts are under other rosters, not checked"
     both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
-    if rosters.vouchers:
-        printer.show(rosters.vouchers)
+    printer.show(*rosters.vouchers)
     verdict = "NOT RECONCILED" if found.differences else "reconciled"
     printer.show(f"{verdict}: {found.silo} and {found.coordinator} both have {both}; {checked}")
 

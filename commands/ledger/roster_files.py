@@ -56,9 +56,9 @@ class Rosters:
         return self.each[-1]
 
     @property
-    def vouchers(self) -> str:
+    def vouchers(self) -> list[str]:
         """Who vouches for them: one line per roster."""
-        return "\n".join(map(self._voucher, self.each))
+        return list(map(self._voucher, self.each))
 
     def _voucher(self, roster: Roster) -> str:
         version = f"roster version {roster.version}"
@@ -121,8 +121,8 @@ def _check_options(given: Sequence[object] | None, founders: Sequence[str], thre
     has_founders = bool(founders or threshold)
     if has_founders and not given:
         raise LocalError(
-            "--founder and --threshold say who signed a roster; give it with --roster (this ledger"
-            " keeps none that they signed)"
+            f"no roster here is signed by {', '.join(founders) or 'a named founder'}: ask the"
+            " founder for the fingerprint, by telephone, or give a roster of theirs with --roster"
         )
     # A repeated fingerprint is no second founder.
     named = len(set(founders))

@@ -231,7 +231,7 @@ def summary(
     else:
         _print_totals(folder, totals)
         if rosters.each:
-            printer.show(rosters.vouchers, receipts.summary)
+            printer.show(*rosters.vouchers, receipts.summary)
 
     # the totals are shown all the same: they are of the silo's own records
     if receipts.problems:

@@ -141,15 +141,14 @@ def _print(checked: _Checked) -> None:
     found = checked.found
     _print_problems(found)
     if checked.silo:
-        by = "by whom was not checked (give --roster)"
+        by = "by whom was not checked (give --founder)"
         # Without a key the head's signature was not checked.
         has_signer = checked.key is not None and found.signed
         if has_signer:
             by = f"by {checked.key}"
         printer.show(f"ledger of {checked.silo}, federation {checked.federation}")
         printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
-    if checked.rosters.vouchers:
-        printer.show(checked.rosters.vouchers)
+    printer.show(*checked.rosters.vouchers)
     if checked.receipts:
         printer.show(checked.receipts.summary)
 
@@ -157,7 +156,9 @@ def _print(checked: _Checked) -> None:
     head = "none"
     if found.head:
         head = f"{found.records - 1}:{found.head}"
-    verdict = "verified" if found.ok else "NOT VERIFIED"
+    # A ledger of somebody else's making holds, too.
+    verdicts = {(True, True): "verified", (True, False): "chain verified"}
+    verdict = verdicts.get((found.ok, checked.key is not None), "NOT VERIFIED")
     printer.show(f"{verdict}: {found.records} records, head {head}")
 
 

@@ -93,7 +93,7 @@ def _lines(
     if records is not None:
         yield f"           the ledger has {records:,} records by now, and grew from it"
     if rosters.each:
-        yield from rosters.vouchers.split("\n")
+        yield from rosters.vouchers
     else:
         yield (
             f"roster     none given: compare the fingerprint with the {origin.kind}'s, by telephone"

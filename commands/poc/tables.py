@@ -137,11 +137,11 @@ class SiloTables:
         # As often as there are files: each may be what joins the next one to the others.
         for classes in [*seen.values()] * len(seen):
             shared = shared | classes if shared & classes else shared
-        apart = {str(path): classes for path, classes in seen.items() if not shared & classes}
         return [
             f"{path}: target {column!r} has {_listed(classes)}, and other files have"
             f" {_listed(shared)}; write the same value for the same class in all files"
-            for path, classes in apart.items()
+            for path, classes in seen.items()
+            if not shared & classes
         ]
 
     @cached_property

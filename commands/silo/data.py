@@ -90,7 +90,7 @@ class LabelValues:
     @property
     def named(self) -> bool:
         """The values are the job's own names."""
-        return bool(self.classes) and set(self.values) <= set(self.classes)
+        return set(self.values) <= set(self.classes)
 
     @property
     def numbered(self) -> bool:
@@ -100,19 +100,19 @@ class LabelValues:
     @property
     def unknown(self) -> bool:
         """Only people can say which value is which class of the job."""
-        counted = self.numbered and len(self.values) <= len(self.classes)
-        return bool(self.classes) and not self.named and not counted
+        counted = self.numbered & (len(self.values) <= len(self.classes))
+        return bool(self.classes) & (not (self.named | counted))
 
     @property
     def table(self) -> dict[str, Any]:
         """Keys of [data]; none where they are unknown."""
-        if self.unknown:
-            return {}
-        if self.named:
-            return {"classes": list(self.classes)}
-        if not self.numbered:
-            return {"classes": list(self.values)}
-        return {"class_names": list(self.classes)} if self.classes else {}
+        cases: tuple[tuple[bool, dict[str, Any]], ...] = (
+            (self.unknown, {}),
+            (self.named, {"classes": list(self.classes)}),
+            (not self.numbered, {"classes": list(self.values)}),
+            (bool(self.classes), {"class_names": list(self.classes)}),
+        )
+        return next((table for applies, table in cases if applies), {})
 
     def faults(self) -> list[str]:
         """What people have to say before the file can be used."""
@@ -258,12 +258,11 @@ def _faults(
     faults = list(found.faults)
     said = {*truth.columns, record_id}
     # What a contract says of a column is said below, with both sides; it uses no others.
-    looked_at = () if contract.features else found.columns
+    looked_at = found.columns * (not contract.features)
     for column in filterfalse(lambda column: column.name in said, looked_at):
         faults += [f"column {column.name!r}: {fault}" for fault in column.faults()]
     faults += truth.faults(found)
-    for values in label_values(found, truth, contract):
-        faults += values.faults()
+    faults += chain.from_iterable(map(LabelValues.faults, label_values(found, truth, contract)))
     if record_id and (twice := _repeated(found[record_id])):
         faults.append(f"id {record_id!r}: records whose id stands twice: {twice:,}")
     return faults + contract_faults(found, contract.features)
@@ -275,13 +274,11 @@ def classes_of(column: Column) -> tuple[str, ...]:
     return column.known or (*(f"{number:.15g}" for number in numbers), *column.categories)
 
 
-def label_values(
-    found: TableSurvey, truth: TruthColumns, contract: Contract
-) -> Iterator[LabelValues]:
+def label_values(found: TableSurvey, truth: TruthColumns, contract: Contract) -> list[LabelValues]:
     """Of a classification; none for other tasks."""
-    if truth.key == "label":
-        for name in truth.columns:
-            yield LabelValues(name, classes_of(found[name]), contract.class_names or ())
+    classes = tuple(contract.class_names or ())
+    names = truth.columns * (truth.key == "label")
+    return [LabelValues(name, classes_of(found[name]), classes) for name in names]
 
 
 def _repeated(column: Column) -> int:
@@ -336,7 +333,7 @@ def _draft(
         ]
     # Below its head: keys of the table itself end where the first table in it begins.
     head, *keys = to_toml({"data": table}).strip().split("\n")
-    asked = (values.comments() for values in label_values(found, truth, contract))
+    asked = map(LabelValues.comments, label_values(found, truth, contract))
     return "\n".join([*lines, head, *chain.from_iterable(asked), *keys])
 
 

@@ -302,6 +302,7 @@ Effect: TypeAlias = DrawCohort | Fold | StartRoundTimer | Gather | Drop | Halt |
 
 # a silo's answer while a person there has not decided yet; it is no answer to the offer
 WAITING = "WAITING"
+NOT_APPROVED = "NOT_APPROVED"
 # of a batch without which sums are of values, and with which they are not: it takes no more part
 BATCH = "BATCH"
 BUDGET = "BUDGET"  # the round is over for the silo: asked again, it answers the same
@@ -310,6 +311,7 @@ GUILTY = (Code.MISDEALT, Code.COMPLAINT)
 # by evidence that the other silos of its batch are shown: sums of the batch continue without it
 PROVEN = Code.MISDEALT
 WORDS = {
+    NOT_APPROVED: "a person there declined",
     WAITING: "a person there has not approved it yet",
     BATCH: "with its batch a sum was beyond what silos may give",
     BUDGET: "its privacy budget is spent",

@@ -189,13 +189,28 @@ class JobState:
         return without(self.silos, self.answers.keys() - waiting.keys())
 
     @property
+    def needed(self) -> int:
+        """How many silos have to accept."""
+        # Each silo has a part in the key that they share, which nobody else can take.
+        least = self.fewest if self.batches else self.min_cohort
+        return len(self.silos) if self.keyed else least
+
+    @property
     def lacking(self) -> bool:
         """True while too few silos have accepted for a round."""
-        # Each silo has a part in the key that they share, which nobody else can take; and a batch
-        # is summed whole or not at all.
-        least = self.fewest if self.batches else self.min_cohort
+        # A batch is summed whole or not at all.
         counted = _whole(self, self.admitted) if self.batches else self.admitted
-        return len(counted) < (len(self.silos) if self.keyed else least)
+        return len(counted) < self.needed
+
+    @property
+    def blocked(self) -> str:
+        """Why no silo that is still awaited can make it begin; empty where that is not so."""
+        hoped = {**self.answers, **dict.fromkeys(self.unanswered, "accepted")}
+        stuck = self.stage == "admitting" and replace(self, answers=hoped).lacking
+        return stuck * (
+            f"cannot begin: {self.needed} of {len(self.silos)} silos must accept; withdraw it, or"
+            " have silos that declined change their answer"
+        )
 
     @property
     def pends(self) -> bool:

@@ -275,8 +275,9 @@ def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
     """
     state = run.state
     fields: dict[str, Any] = {
-        name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")
+        name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome")
     }
+    fields["reason"] = state.reason or state.blocked
     return pb.JobStatus(
         job=state.job,
         job_digest=bytes.fromhex(run.job.digest),

@@ -70,6 +70,9 @@ def test_both_verifiers_check_receipts_under_the_rosters_of_the_ledger(tool, mad
     assert (status, "1 hold" in out) == (0, True), out
     found = roster_files.read(None, made.founder[1:], None, folder)
     assert found.each == (made.old, made.new)
+    assert [line.partition(":")[0] for line in found.vouchers] == [
+        f"roster version {each.version}" for each in found.each
+    ]
     checked = receipt_checks.check(messages.lines(folder), found.each)
     assert (len(checked.good), checked.unchecked, checked.problems) == (1, 0, [])
 
@@ -86,7 +89,7 @@ def test_neither_takes_a_roster_that_the_founders_did_not_sign(tool, made, tmp_p
     assert status == 2
     assert roster_files.read(None, None, None, folder).each == ()
     only = store(tmp_path / "only", [lines(made, made.forged)])
-    with pytest.raises(LocalError, match="this ledger keeps none that they signed"):
+    with pytest.raises(LocalError, match=r"no roster here is signed by .*: ask the founder"):
         roster_files.read(None, made.founder[1:], None, only)
 
 

@@ -235,7 +235,10 @@ def test_a_line_of_a_job_names_who_declined():
     )
     line = jobs.status_line(status)
     assert "declined by b (DATA" in line
-    assert line.endswith("their own logs say why")
+    assert line.endswith("its own log says why)")
+    status.answers["b"] = "NOT_APPROVED"
+    asked = "declined by b (NOT_APPROVED, a person there declined: ask the people there)"
+    assert jobs.status_line(status).endswith(asked)
     del status.answers["b"]
     assert "declined" not in jobs.status_line(status)
 
@@ -249,7 +252,9 @@ def test_a_watched_job_names_who_is_awaited_and_why():
     )
     said = "; awaited: b (waiting for approval), d (not answered), e (not connected)"
     assert jobs._awaited(status) == said
-    assert "declined by c (POLICY)" in jobs.status_line(status)
+    line = jobs.status_line(status, "; 0%")
+    assert "declined by c (POLICY: its own log" in line
+    assert line.endswith(f"; 0%{said}")
     in_round = pb.JobStatus(
         stage="round",
         silos=status.silos,

@@ -267,6 +267,17 @@ def test_a_keyed_job_pends_while_one_silo_declines():
     assert (state.stage, state.admitted) == ("drawing", SILOS)
 
 
+def test_what_cannot_begin_says_so_though_some_have_not_answered():
+    declined = (Began(), Answered("b", "NOT_APPROVED"))
+    state, _ = run(keyed(), *declined)
+    assert state.blocked.startswith("cannot begin: 3 of 3 silos must accept; withdraw it, or have")
+    assert run(keyed(), Began(), Answered("b", WAITING))[0].blocked == ""
+    plain, _ = run(job(min_cohort=2), *declined)
+    assert plain.blocked == ""
+    assert "2 of 3" in run(plain, Answered("a", "POLICY"))[0].blocked
+    assert run(plain, Answered("a", None), Answered("c", None))[0].blocked == ""
+
+
 def test_a_job_whose_batches_are_not_whole_pends():
     """Three of four accept, which is ``min_cohort``, but the four are summed together or not."""
     four = ("a", "b", "c", "d")
