@@ -125,13 +125,14 @@ class MethodTable(Strict):
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
-# What moves a cursor, ends a line or turns the direction of a text around.
-UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# One line without what moves a cursor or turns the direction of a text around.
+SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+SHOWN_LINE = re.compile(rf"(?=\S){SHOWN}*(?<=\S)")
 
 
 def _one_line(text: str) -> str:
     """ValueError for what people at silos, who decide by it, might not read as it stands."""
-    if text != text.strip() or UNSHOWN.search(text):
+    if not SHOWN_LINE.fullmatch(text):
         raise ValueError(
             "has a line's end or another control character in it, or a space at an end; write one"
             " line of plain text"
