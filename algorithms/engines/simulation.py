@@ -29,7 +29,8 @@ from .attendance import EVERYONE, Attendance
 from .engine import Engine, Records, Serial, SiloWork
 from .states import Beginnings, Held, States
 
-IN_MEMORY = 2**30  # bytes: of states that are kept as they were made, and of those loaded at once
+IN_MEMORY = 2**29  # bytes of states, and of states before a first round, that stay in memory
+AT_ONCE = 2**30  # bytes of states that one look takes at a time
 NO_STATE = SiloState({})
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
 
@@ -213,7 +214,7 @@ class Simulation:
         silos = self._job.silos
         # Silos of one job have models of much the same size.
         each = max(1, self._states[silos[0]].nbytes)
-        count = max(1, IN_MEMORY // each)
+        count = max(1, AT_ONCE // each)
         for first in range(0, len(silos), count):
             yield silos[first : first + count]
 

@@ -76,6 +76,7 @@ def test_states_that_find_no_room_in_memory_end_in_the_same_bytes(tmp_path, monk
     plain = run_it(tmp_path / "plain", run)
     for module in (simulation, snapshot):
         monkeypatch.setattr(module, "IN_MEMORY", 1)
+    monkeypatch.setattr(simulation, "AT_ONCE", 1)
     asked, batches = [], simulation.Simulation._batches
     monkeypatch.setattr(
         simulation.Simulation,
