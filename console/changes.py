@@ -81,7 +81,11 @@ class SlowReading(Generic[FoundT]):
 
     async def _run(self) -> None:
         began = time.monotonic()
-        self.found = await asyncio.to_thread(self._read)
+        try:
+            self.found = await asyncio.to_thread(self._read)
+        except OSError:
+            # A segment may have gone meanwhile: read again, though nothing may change any more.
+            self._of = None
         self.count += 1
         ended = time.monotonic()
         self._rests_until = ended + (ended - began) * (1 / DUTY - 1)

@@ -71,10 +71,13 @@ class Enrolments:
                 "its invitation was used already, with other keys; if that was not you, tell a"
                 " founder, and ask for another invitation",
             )
+        # (3) A founder signed the ticket: a member's entry is public, and the roster is not for
+        # everybody who has one.
+        ticket.check_signed(self._roster)
         if entry in self._roster.entries:
             return "member"
 
-        # (3) A founder signed the ticket, and it is still good.
+        # (4) It is still good.
         ticket.check(self._roster, now)
         if path.exists():
             return "waiting"

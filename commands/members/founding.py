@@ -63,6 +63,7 @@ def new(
     """
     checked_address(address)
     # No key is overwritten.
+    check_local(not folder.is_file(), f"{folder}: a file; choose a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise LocalError(f"{folder}: not empty; choose a new folder")
     roles = (Role.FOUNDER, Role.OPERATOR, Role.COORDINATOR)
@@ -187,7 +188,7 @@ def remove(
     founder: FounderOption,
     now: Annotated[bool, typer.Option("--now", help="Ask nothing, whatever runs.")] = False,
 ) -> None:
-    """Remove a member, for instance because its keys are lost: no daemon lets it in any more.
+    """Remove a member, for instance because its keys are lost: no daemon admits it any more.
 
     It asks first where a job that runs would end by it.
     """

@@ -24,6 +24,7 @@ from . import membership_client
 ASK_SECONDS = 2.0
 # The table [data] of the example, with the comments around it.
 EXAMPLE = re.compile(r"^# The silo's records\.\n\[data\]\n.*?\n\n", re.MULTILINE | re.DOTALL)
+FINAL = {"IDENTITY", "MANIFEST"}  # codes that the same entry gets again
 JOINING = (
     "Invitation to federation {federation} as {role} {member} of {organisation!r}, by {founder}."
 )
@@ -124,8 +125,8 @@ def join(
 def _check_founders(invitation: Invitation, named: Sequence[str]) -> None:
     """LocalError unless founders of these fingerprints vouch for all that the invitation says.
 
-    Pins and roster in it are whoever's that had it last, unless they signed the roster, which has
-    the coordinator's certificate, and no other founders are pinned.
+    Whoever had it last may have changed pins and roster, unless these founders signed the roster,
+    which has the coordinator's certificate, and no other founders are pinned.
     """
     # The right-looking ones are not shown: whoever is tired would name them instead.
     own = {entry.protocol_fingerprint for entry in invitation.roster.having(Role.FOUNDER)}
@@ -177,7 +178,8 @@ def _configured(folder: Path, invitation: Invitation, proxy: str, records: str) 
 def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster | None]:
     """What the coordinator says, again and again: the roster once a founder has admitted us.
 
-    RefusedError or PeerError where it does not take the entry. Later it may be away for a while.
+    RefusedError or PeerError where it does not take the entry. Later it may be away for a while, or
+    busy.
     """
     with membership_client.guest(invitation, checked_proxy(proxy)) as channel:
         yield membership_client.enrol(channel, invitation, keys.entry)
@@ -185,9 +187,10 @@ def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster 
             time.sleep(ASK_SECONDS)
             try:
                 found = membership_client.enrol(channel, invitation, keys.entry)
-            except RefusedError:
-                raise
             except PeerError as error:
+                # Other refusals pass: any stranger can bring the coordinator to its limit.
+                if isinstance(error, RefusedError) and error.code in FINAL:
+                    raise
                 printer.show(f"still waiting: {error.why}", err=True)
                 continue
             yield found

@@ -1,7 +1,8 @@
 """Who calls, and may they: checked before any method of any service runs.
 
 (1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that
-entry's role fits the service: silos have Federation, operators Operations, both the health service;
+entry's role fits the service: silos have Federation, operators Operations, founders Membership, all
+of them Renewal and the health service, and strangers Enrolment alone;
 (4) the member is within its limits;
 (5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed
 list, by one table.

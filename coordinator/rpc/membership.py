@@ -6,6 +6,8 @@ refuses here it would only pass on to a founder, who checks it again.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 from ... import log
@@ -22,6 +24,17 @@ from ..enrolment import Enrolments, Renewals
 from .guard import GUEST, Context, caller
 
 MOST_RENEWALS = 200  # in one answer, whose size is bounded; the others come once these are admitted
+
+
+@contextmanager
+def _own_files(founder: str) -> Iterator[None]:
+    """Errors of this machine's files, whose paths are for its own log, not for a founder."""
+    try:
+        yield
+    except LocalError as error:
+        log.problem("roster.unpublished", founder=founder, why=str(error))
+        why = "the coordinator cannot read its keys or keep the roster; its log says why"
+        raise RefusedError(founder, "ROSTER", why) from error
 
 
 class MembershipService:
@@ -142,6 +155,8 @@ class MembershipService:
             # One at a time: of two founders at once the second must find the first one's roster.
             async with self._publishing:
                 await self._publish(request.roster, founder)
+        except RefusedError:
+            raise
         except (LocalError, PeerError) as error:
             raise RefusedError(founder, "ROSTER", str(error)) from error
         return pb.PublishReply()
@@ -153,11 +168,12 @@ class MembershipService:
         # The answer to the same roster may have been lost.
         if roster == newest:
             return
-        await asyncio.to_thread(
-            rosters.check_next, roster, newest, config.trust, held_keys(config.keys)
-        )
+        with _own_files(founder):
+            held = held_keys(config.keys)
+        await asyncio.to_thread(rosters.check_next, roster, newest, config.trust, held)
         # Not in a thread: a caller that hangs up must not leave a saved roster unused.
-        rosters.save(roster, config.roster)
+        with _own_files(founder):
+            rosters.save(roster, config.roster)
         self._newest = roster
         log.event("roster.published", version=roster.version, founder=founder)
         self._renewed.set()

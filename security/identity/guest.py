@@ -1,4 +1,6 @@
-"""The TLS identity of whoever is no member yet: everybody has its key, and it opens one call.
+"""The TLS identity of a stranger who is not a member yet: everybody has its key.
+
+It opens one call.
 
 gRPC's server takes a certificate from every client or from none. So a stranger who was invited
 shows this one, whose private key follows from a public text. It proves nothing. The coordinator

@@ -1,4 +1,4 @@
-"""How somebody becomes a member: a founder's invitation, and what the coordinator takes for it.
+"""How somebody becomes a member: a founder's invitation, and what the coordinator accepts.
 
 An invitation is one small file, which the founder sends and need not hide: canonical JSON of
 ``Invitation``. It says where the coordinator is and what the roster was, and has a ticket, here
@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field
 
 from ...errors import LocalError, PeerError
 from ...files.documents import Strict, canonical_json, parse_canonical, validate
+from ..faults import check_local
 from .domains import INVITATION
 from .keys import Hex32, Hex64, Id, Keys, Role, RosterEntry
 from .roster import Pins, Roster
@@ -60,6 +61,13 @@ class Ticket(Strict):
         # (1) A founder of our federation signed it.
         self.check_signed(roster)
         # (2) It is still good.
+        # A stolen founder's key would sign tickets for ever. A day more, as clocks differ.
+        if self.expires > now + (LONGEST_DAYS + 1) * DAY_SECONDS:
+            raise PeerError(
+                self.member,
+                f"its invitation is good for more than {LONGEST_DAYS} days, which no founder's"
+                " software signs; ask a founder for another one",
+            )
         if now >= self.expires:
             raise PeerError(
                 self.member, "its invitation has expired; ask a founder for another one"
@@ -110,6 +118,9 @@ class Invitation(Strict):
     @classmethod
     def parse(cls, data: bytes, path: Path) -> Self:
         """The invitation in a file; LocalError for any other content."""
+        check_local(
+            data.startswith(b"{"), f"{path}: not an invitation; give the file that the founder sent"
+        )
         return parse_canonical(data, cls, str(path))
 
 

@@ -33,7 +33,7 @@ from ...files.portable import pwd
 from ...security.identity.certificate import utc_now
 from ...security.identity.keys import ID_PATTERN
 from ...security.ledger.records import PersonsDecision
-from ...security.log.lock import locked
+from ...security.log.lock import claimed
 from ...security.policy import policy as policies
 from ..config import SiloConfig
 
@@ -246,7 +246,7 @@ def _decide(
     decision = validate(written, JobDecision, f"the decision about job {job!r}")
     folder = config.directory / FOLDER
     # Two people may decide at once, about two jobs.
-    with locked(folder):
+    with claimed(folder):
         made = {**decisions(config.directory), job: decision}
         checked_file.write_json(folder / DECISIONS, JobDecisions(jobs=made))
     return decision

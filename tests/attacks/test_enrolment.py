@@ -19,7 +19,7 @@ from staddle.commands.members import founding
 from staddle.coordinator.enrolment import WaitingMember
 from staddle.coordinator.rpc import guard
 from staddle.coordinator.rpc.limits import STRANGERS_LOGGED
-from staddle.errors import PeerError
+from staddle.errors import PeerError, UnwritableError
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2, membership_pb2, operations_pb2
 from staddle.proto.channel import ENROL, OPTIONS
@@ -175,7 +175,13 @@ def test_a_ticket_lets_one_entry_wait_and_makes_nobody_a_member(here, world, tmp
     assert here.daemon.roster == world.roster
 
 
-def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, world, tmp_path):
+def unwritable(*_):
+    raise UnwritableError("/srv/secret/roster.json: cannot write it")
+
+
+def test_founders_alone_publish_and_only_what_follows_the_present_roster(
+    here, world, tmp_path, monkeypatch
+):
     founder = load_keys(world.folder / "founder")
     entry = create_keys(tmp_path / "west", "west", Role.SILO, "org")
     path = "/staddle.v1.Membership/Publish"
@@ -208,6 +214,11 @@ def test_founders_alone_publish_and_only_what_follows_the_present_roster(here, w
                 (swapped, "has no 'coordinator' with the keys in use"), (older, "is not newer"),
             ):  # fmt: skip
                 await refused(call(message(roster), timeout=SECONDS), "ROSTER", why)
+            with monkeypatch.context() as patch:
+                patch.setattr(rosters, "save", unwritable)
+                call_ended = call(message(add(world.roster)), timeout=SECONDS)
+                await refused(call_ended, "ROSTER", "its log says why")
+            assert "/srv/secret" not in await call_ended.details()
             # what is in use already changes nothing
             await call(message(world.roster), timeout=SECONDS)
 

@@ -81,6 +81,26 @@ def test_a_slow_reading_runs_once_at_a_time_and_rests():
     asyncio.run(run())
 
 
+def test_a_reading_that_failed_for_a_file_that_went_is_repeated():
+    async def run():
+        outcomes = [FileNotFoundError("a segment"), 7]
+
+        def read():
+            found = outcomes.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        reading = SlowReading(lambda: (0,), read)
+        for _ in range(2):
+            reading._rests_until = 0.0
+            reading.refresh()
+            await reading._task
+        assert reading.found == 7
+
+    asyncio.run(run())
+
+
 def test_each_change_is_one_event(monkeypatch):
     monkeypatch.setattr(changes, "SECONDS", 0.0)
     looks, refreshed = iter([1, 1, 1, 2, 2, 3]), []

@@ -90,10 +90,19 @@ def test_nothing_is_kept_of_who_has_no_good_ticket(made, tmp_path):
         (forged, made.entry, NOW),
         (made.ticket(1), made.entry, LATER),
         (made.ticket(1), made.roster.coordinator, NOW),
+        (made.ticket(1, expires=NOW + 92 * 86_400), made.entry, NOW),
     ):
         with pytest.raises(PeerError):
             enrolments.take(ticket, entry, now)
     assert not (tmp_path / "enrolments").exists()
+
+
+def test_who_has_a_members_public_entry_alone_is_not_told_the_roster(made, tmp_path):
+    enrolments = Enrolments(tmp_path, rosters.add(made.roster, made.entry))
+    forged = made.ticket(1).model_copy(update={"signature": "00" * 64})
+    with pytest.raises(PeerError, match="is not signed by a founder"):
+        enrolments.take(forged, made.entry, NOW)
+    assert enrolments.take(made.ticket(1), made.entry, NOW) == "member"
 
 
 def test_what_was_handed_in_with_an_expired_ticket_goes(made, tmp_path):
@@ -121,12 +130,12 @@ def test_a_stolen_key_of_a_founder_fills_no_disk_and_its_entries_go_with_it(
 ):
     enrolments = Enrolments(tmp_path, made.roster)
     for number in (1, 2):
-        enrolments.take(made.ticket(number, expires=2**50), made.entry, NOW)
+        enrolments.take(made.ticket(number), made.entry, NOW)
     size = sum(path.stat().st_size for path in (tmp_path / "enrolments").iterdir())
     monkeypatch.setattr(enrolment, "MOST_BYTES", size + 1000)
     with pytest.raises(PeerError, match=f"entries of {size:,} bytes were handed in already"):
         enrolments.take(made.ticket(3), made.entry, NOW)
-    assert enrolments.take(made.ticket(1, expires=2**50), made.entry, NOW) == "waiting"
+    assert enrolments.take(made.ticket(1), made.entry, NOW) == "waiting"
 
     # the founder has new keys, and those who wait are invited again
     keys = create_keys(tmp_path / "new keys", "f", Role.FOUNDER, "o")

@@ -229,6 +229,9 @@ def test_what_is_wrong_with_an_invitation_is_said(founded, tmp_path):
     assert "not empty" in fails(
         "federation", "new", folder, "--name", "x", "--address", "a:1", "--organisation", "x"
     )
+    assert "sent: a file; choose" in fails(
+        "federation", "new", sent, "--name", "x", "--address", "a:1", "--organisation", "x"
+    ).replace(sent.name, "sent")
 
 
 def test_an_invitation_that_was_changed_on_its_way_is_found_by_the_founders_fingerprint(

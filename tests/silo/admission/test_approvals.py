@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from support.refusals import refused
 
-from staddle.errors import RefusedError
+from staddle.errors import LocalError, RefusedError
+from staddle.security.log.lock import claimed
 from staddle.silo.admission import approvals
 
 POLICY, OTHER = sha256(b"policy").hexdigest(), sha256(b"other").hexdigest()
@@ -86,6 +87,14 @@ def test_what_was_not_shown_is_not_decided(config):
         with refused(r"the decision about job 'lung': by"):
             approvals.approve(config, shown(b"two"), name)
     assert asked(config, signed=b"two") == "WAITING"
+
+
+def test_of_two_people_at_once_the_second_waits_and_no_file_of_a_lock_is_left(config, tmp_path):
+    asked(config)
+    with claimed(tmp_path / "approvals"), pytest.raises(LocalError, match="another command is at"):
+        approvals.approve(config, shown())
+    approvals.approve(config, shown())
+    assert not (tmp_path / "approvals" / "LOCK").exists()
 
 
 def test_damaged_decisions_approve_nothing(config, tmp_path):
