@@ -18,6 +18,7 @@ from ...coordinator.status import CoordinatorStatus
 from ...errors import LocalError
 from ...files.documents import Disk, read_bytes, write_atomic
 from ...files.toml_document import parse_document
+from ...security.ledger.messages import CONTROL, PROTOCOL
 from ...silo import config as silo_configs
 from ...silo import status as silo
 from ...silo.status import LedgerStatus, SiloStatus
@@ -251,18 +252,32 @@ def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:
     if verified.head:
         top = f"{verified.records - 1}:{verified.head}"
     rows = []
-    everything = assumed = 0
+    everything = assumed = of_jobs = open_cap = 0
     for key, total in ledger.totals.items():
         numbers = (total.messages, total.tensors, total.bytes, total.assumed)
         rows.append((*key, *map("{:,}".format, numbers)))
         everything += total.bytes
+        of_jobs += total.bytes * (key[1] not in (CONTROL, PROTOCOL))
+        open_cap += total.assumed * (key[1] == CONTROL)
         assumed += total.assumed
 
-    left = f"{everything:,} bytes left{ledger_show.besides(assumed)}"
+    left = f"{everything:,} bytes left{ledger_show.besides(assumed - open_cap)}"
+    rest = everything - of_jobs
+    parts = [f"messages of jobs: {of_jobs:,} bytes; keys, greetings and polls: {rest:,} bytes"]
+    # Nothing is wrong: the running session's polls are counted when it ends.
+    parts += [f"polls of sessions that have not ended: at most {open_cap:,} bytes more"] * bool(
+        open_cap
+    )
     columns = ("job", "part", "messages", "tensors", "bytes that left", "assumed")
     table = _table(columns, rows, numbers=4)
     spent = map(ledger_show.spent, ledger.budgets.values())
-    return [f"ledger: holds, {verified.records} records, {left}", f"head {top}", *spent, table]
+    return [
+        f"ledger: holds, {verified.records} records, {left}",
+        *parts,
+        f"head {top}",
+        *spent,
+        table,
+    ]
 
 
 # Both.

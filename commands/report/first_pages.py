@@ -17,7 +17,7 @@ from ...files.documents import parse_toml
 from ...security.identity.roster import Roster
 from ...security.ledger.messages import LedgerMessage, Totals
 from ...security.ledger.overview import LedgerOverview
-from ...security.ledger.records import JobAccept, JobDecline, PolicyChange
+from ...security.ledger.records import JobAccept, JobDecline, PolicyChange, Tensor
 from ...security.policy.file import PolicyFile
 from ...security.policy.release import (
     GRAM_READER,
@@ -49,12 +49,15 @@ KINDS = {  # of what left, as the ledger names them
     "membership": "a few numbers that say which mix of models fits the records here",
     "counts": "numbers of records, or which classes occur",
     "metric": "how many test records there are, and how many the model got right",
+    "metric by class": "how many test records of each class there are, and how models do on them",
     "sketch": "a shortened form of a model's change",
     "statistics": "sums over the records, which show averages and spreads",
     "key": "keys for encryption",
     "share": "encrypted shares of keys",
     "": "check words, which say nothing of records",
 }
+# Parts of metrics from which the number of this silo's test records of each class follows.
+BY_CLASS = {"confusion", "scores", "torchmetrics"}
 OWN = {  # readers by name, of what is masked and of what is not
     False: "{reader} reads this institution's own numbers",
     True: "{reader} reads weighted averages over several institutions",
@@ -194,11 +197,17 @@ def _records(named: Sequence[str], signed: SignedJob, persons: Mapping[str, int]
     return f"Data set {sets}: {signed.counted}. {several}"
 
 
+def _kind(tensor: Tensor) -> tuple[str, bool]:
+    """Its kind in ``KINDS``, and whether it was computed from no record here."""
+    kind = "metric by class" if tensor.part in BY_CLASS else tensor.kind
+    return kind, tensor.taint == "public"
+
+
 def _left(messages: Sequence[LedgerMessage]) -> Iterable[str]:
     """A line per kind, the largest first, and the bytes that nobody measured."""
     kinds: dict[tuple[str, bool], Totals] = {}
     for message in messages:
-        found = message.pieces(lambda tensor: (tensor.kind, tensor.taint == "public"), ("", False))
+        found = message.pieces(_kind, ("", False))
         for key, totals in found.items():
             kinds.setdefault(key, Totals()).add(totals)
     ranked = sorted(kinds.items(), key=lambda item: -item[1].bytes)

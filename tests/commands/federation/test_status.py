@@ -301,7 +301,8 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
         "first fedavg 4 of 4 finished accuracy 60.0% on 10; balanced 60.0%;"
         " always the most frequent class 100.0%"
     )
-    assert lines[at + 1].startswith("head 2:")
+    assert lines[at + 1] == "messages of jobs: 0 bytes; keys, greetings and polls: 120 bytes"
+    assert lines[at + 2].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
 
 
@@ -400,7 +401,8 @@ def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
     with ledger(made) as opened:
         write_control_open(opened, "a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
         said = show(made.silo_config("a"))
-    assert " bytes left; at most 1,000 bytes more, which no record counts\n" in said
+    assert "\npolls of sessions that have not ended: at most 1,000 bytes more\n" in said
+    assert "which no record counts" not in said
 
 
 def test_what_is_broken_is_shown_beside_what_is_not(made, silo):

@@ -1,10 +1,14 @@
 """What the two lay pages say, and that they say no more than is known."""
 
+from dataclasses import replace
+
 import pytest
 from support import report_ledgers as ledgers
 from support.ledgers import BYTES, HASH, intend, open_ledger, private, write_job_accept
 from support.report_ledgers import POLICY, RELEASES, contribute, sign
 
+from staddle.algorithms.job.torchmetrics_counting import TORCHMETRICS
+from staddle.algorithms.tasks.table_counting import CONFUSION, SCORES
 from staddle.commands.report import report
 from staddle.commands.report.first_pages import MOST_JOBS, MOST_TEXT, organisation, shortened
 from staddle.commands.report.page import RosterSources
@@ -141,6 +145,14 @@ def test_what_nobody_measured_stands_apart(path):
     assert (pages.totals.bytes, pages.totals.assumed, pages.totals.messages) == (BYTES, BYTES, 1)
     (job,) = pages.jobs
     assert job.left[-1] == f"at most {BYTES} B more may have left, which nobody measured"
+
+
+@pytest.mark.parametrize("part", [CONFUSION, SCORES, TORCHMETRICS])
+def test_metrics_that_tell_how_many_records_each_class_has_are_said_to(path, part):
+    tensor = replace(RELEASES[0], part=part, kind="metric")
+    with open_ledger(path) as ledger:
+        contribute(ledger, "j1", releases=(tensor,))
+    assert of(path).left[0].startswith("how many test records of each class there are, and")
 
 
 def test_what_was_computed_from_no_record_is_said_to_be_so(path):
