@@ -120,7 +120,8 @@ def _its_clock(certificate: str) -> str:
 def handshake_hint(own: RosterEntry, coordinator: RosterEntry, roster_version: int) -> str:
     """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
     either = (
-        f"{_its_clock(own.certificate)} Our key is {own.tls_fingerprint}, our roster is version"
+        "perhaps we were removed from the coordinator's roster: ask a founder. Otherwise:"
+        f" {_its_clock(own.certificate)} Our key is {own.tls_fingerprint}, our roster is version"
         f" {roster_version}. The coordinator accepts us only if its roster has this key and ours"
         f" has the certificate that {coordinator.id} uses; compare `staddle roster show` on both"
         " sides"

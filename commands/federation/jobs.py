@@ -18,7 +18,7 @@ from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
-from ...security.identity.signed_document import verify_document
+from ...security.identity.signed_document import read_signed, verify_document
 from ..policy.overview import overview
 from ..terminal import printer
 from ..terminal.package_option import Packages
@@ -116,7 +116,7 @@ def submit(
 
     Submitting the same file again changes nothing; once the job has ended, it is an error.
     """
-    signed = read_bytes(signed_job)
+    signed = read_signed(signed_job)
     if weights is not None:
         _check_file(signed, signed_job, weights)
     with connected(operator) as here:

@@ -88,7 +88,8 @@ def read_table(path: Path, reading: TableForm) -> SiloTable:
     known = ", ".join(found.names)
     for option, name in {"--target": reading.target, "--id": reading.record_id}.items():
         named = name in ("", *found.names)
-        check_local(named, f"{path}: has no column {name!r} ({option}); its columns: {known}")
+        why = f"{path}: has no column {name!r} ({option}); its first line names {known}"
+        check_local(named, why)
     return SiloTable(path, {"delimiter": delimiter, "decimal": reading.decimal}, found)
 
 

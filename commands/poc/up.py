@@ -27,7 +27,7 @@ All keys and all records lie on this machine, in {folder}: whoever reads it can 
 this federation is for trying out. For real, each party makes its keys on its own machine, and
 only public files travel: docs/operate.md. `staddle poc export` moves a silo to another machine."""
 NEXT = """\
-Next, run a first job, and see what each silo gained by it:
+Next, run a first job, and see whether the silos gain by it:
   staddle poc run {folder}
 A page that follows the coordinator, with the extra 'console':
   staddle console --config {folder}/coordinator/coordinator.toml --operator {folder}/operator.toml

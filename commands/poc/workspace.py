@@ -280,8 +280,8 @@ def read_tables(choices: Choices) -> SiloTables | None:
     check_local(len(files) > 1, "--data: one file; a federation has two silos or more")
     target = bool(choices.target)
     check_local(target, "--data: give --target COLUMN, which has what is to be predicted")
-    check_names(files)
     tables = SiloTables(choices, {silo: read_table(own, choices) for silo, own in files.items()})
+    check_names(files)
     tables.check()
     return tables
 

@@ -10,10 +10,10 @@ import typer
 
 from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
-from ...files.documents import read_bytes
 from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
+from ...security.identity.signed_document import read_signed
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DATASET
 from ...security.policy.policy import Policy, SiloPolicy, Verdict
@@ -67,7 +67,7 @@ def check(
     try:
         # The agent's checks of an offered job, in its order.
         job, signer = checks.read_job(
-            read_bytes(signed_job), members, found.file.packages, str(signed_job)
+            read_signed(signed_job), members, found.file.packages, str(signed_job)
         )
         # Only a configuration says which silo this is.
         if silo:

@@ -23,10 +23,10 @@ from ...algorithms.tasks.risk_counting import RISKS
 from ...algorithms.tasks.table_counting import CONFUSION, SCORES
 from ...algorithms.tasks.value_counting import TARGETS
 from ...errors import LocalError
-from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.identity import roster as rosters
+from ...security.identity.signed_document import read_signed
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DATASET, DataSets
 from ...security.policy.file import SecureAggregation
@@ -185,7 +185,7 @@ def new(
     else:
         raise LocalError("say --config SILO.toml, or --roster ROSTER.json")
     jobs = [
-        checks.read_job(read_bytes(path), members, package or (), str(path))[0]
+        checks.read_job(read_signed(path), members, package or (), str(path))[0]
         for path in signed_jobs
     ]
 

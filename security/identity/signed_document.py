@@ -7,10 +7,12 @@ signer, and by a digest the coordinator and silos that its signer meant::
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...errors import LocalError, PeerError
-from ...files.documents import Strict, canonical_json, validate
+from ...files.documents import Strict, canonical_json, read_bytes, validate
+from ..faults import check_local
 from . import roster as rosters
 from .keys import Hex32, Hex64, Id, Keys, Role
 
@@ -29,6 +31,16 @@ class SignedDocument(Strict):
         Canonical JSON of all fields but the signature: the signer and the members are signed, too.
         """
         return canonical_json(self.model_dump(exclude={"signature"}))
+
+
+def read_signed(path: Path) -> bytes:
+    """A file that may be a signed job; LocalError for one of another kind, such as a job file."""
+    data = read_bytes(path)
+    check_local(
+        data.startswith(b"{"),
+        f"{path}: not a signed job, which staddle job sign makes of a job file",
+    )
+    return data
 
 
 def sign_document(

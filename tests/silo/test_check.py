@@ -534,10 +534,11 @@ def test_a_coordinator_whose_clock_is_slow_is_asked_for_it_first(federation, mon
     )
 
 
-def test_what_may_be_wrong_with_a_handshake_begins_with_the_clocks(made):
+def test_what_may_be_wrong_with_a_handshake_begins_with_the_roster_and_the_clocks(made):
     own, coordinator = made.roster["silo-a"], made.roster.coordinator
     said = connectivity.handshake_hint(own, coordinator, 7)
     assert re.match(
+        "perhaps we were removed from the coordinator's roster: ask a founder. Otherwise: "
         "Our certificate is good from 20.* to 20.*, and this machine's clock says 20.*: first check"
         r" that the coordinator's clock says the same \(NTP\)\. Our key is SHA256:.* version 7\.",
         said,

@@ -7,6 +7,7 @@ import pytest
 
 from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.job.job import Job, JobFile
+from staddle.commands.poc import workspace
 from staddle.commands.poc.tables import SiloTables, TableForm, read_table
 from staddle.commands.terminal.toml import to_toml
 from staddle.errors import LocalError
@@ -82,7 +83,7 @@ def test_what_to_look_at(read):
     [
         ("age,ill\n1,0\n2,1\n", r"b\.csv: its columns differ .*lacks 'note', 'sex'"),
         ("age,sex,note,ill,more\n1,f,x,0,1\n", "has besides 'more'"),
-        ("age,sex,note\n1,f,x\n", r"b\.csv: has no column 'ill' \(--target\); its columns: age"),
+        ("age,sex,note\n1,f,x\n", r"b\.csv: has no column 'ill' \(--target\); its first line"),
         (
             "age,sex,note,ill\n1,f,x,no\n2,m,y,yes\n",
             r"b\.csv: target 'ill' has 'no', 'yes', and other files have '0', '1', '2'; write the",
@@ -153,3 +154,13 @@ def test_a_silo_that_joins_may_lack_a_class(read, tmp_path):
     (tmp_path / "c.csv").write_text(FILES["b"])
     table = read_table(tmp_path / "c.csv", drafted.reading)
     assert table.faults(drafted.reading, drafted.contract) == []
+
+
+def test_a_file_without_a_line_of_names_is_the_first_thing_said(tmp_path):
+    """Before anything is said of its own name."""
+    paths = [tmp_path / f"processed.{name}.data" for name in "ab"]
+    for path in paths:
+        path.write_text("63.0,1.0,0\n67.0,1.0,2\n")
+    choices = workspace.Choices(data=tuple(map(str, paths)), target="disease")
+    with pytest.raises(LocalError, match=r"has no column 'disease' \(--target\); its first line"):
+        workspace.read_tables(choices)

@@ -7,7 +7,7 @@ from staddle.files.documents import canonical_json, parse_json
 from staddle.security.identity import domains
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
-from staddle.security.identity.signed_document import sign_document, verify_document
+from staddle.security.identity.signed_document import read_signed, sign_document, verify_document
 
 JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1", "silos": ["s"]}
 
@@ -124,3 +124,9 @@ def test_signing_needs_keys_that_the_roster_knows(fed, tmp_path):
     create_keys(tmp_path / "op", "op", Role.OPERATOR, "o")
     with pytest.raises(LocalError, match="'op' with these keys is not in roster version 4"):
         sign_document(JOB, fed.roster, load_keys(tmp_path / "op"), domains.JOB)
+
+
+def test_a_job_file_that_is_not_signed_is_said_not_to_be(tmp_path):
+    (tmp_path / "job.toml").write_text("version = 1\n")
+    with pytest.raises(LocalError, match=r"job\.toml: not a signed job, which staddle job sign"):
+        read_signed(tmp_path / "job.toml")
