@@ -1,9 +1,9 @@
 """``staddle job init`` and ``sign``: job files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,19 +12,27 @@ from ..algorithms.leaks.traps import parallel_rows
 from ..algorithms.models.lora import computed
 from ..algorithms.models.pretrained import StartValues, listed
 from ..errors import LocalError
-from ..files.documents import canonical_json, parse_toml, write_atomic
+from ..files.documents import canonical_json, parse_toml, read_bytes, write_atomic
 from ..security.blind.plan import JobPlan
 from ..security.blind.weight_checks import weights_fault
+from ..security.faults import check_local
 from ..security.identity import roster as rosters
 from ..security.identity.domains import JOB
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.identity.signed_document import sign_document
-from .federation.operator_client import access
+from .federation.jobs import OperatorFile, follow, given_file
+from .federation.operator_client import access, connected
+from .federation.results import results
+from .poc.tables import SiloTables, TableForm, read_table
 from .policy.draft import MAX_PARALLEL
 from .policy.visibility import revealed_by_likeness, seen, starts_from, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 from .terminal import examples, printer
 from .terminal.job_example import TaskKind, job_text
+from .terminal.printer import Screen
+from .terminal.toml import to_toml
+
+FEWEST_BLIND = 4  # silos of a job that is drafted blind
 
 
 def init(
@@ -51,8 +59,29 @@ def init(
     purpose: Annotated[
         str, typer.Option(help="What the job is for, in one line; people at the silos read it.")
     ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A CSV file of records like those of the silos."),
+    ] = None,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Its column with the classes.")] = "",
+    operator: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --data: the operator's TOML file.")
+    ] = None,
 ) -> None:
-    """Write a commented example of a job, for one method, a task and a small model that works."""
+    """Write a commented example of a job, for one method, a task and a small model that works.
+
+    With --data, --label and --operator it is a whole job, for the silos of the roster and records
+    like those of the file; blind where four silos or more are there.
+    """
+    if data is not None:
+        check_local(operator is not None, "--data: give --operator, whose roster has the silos")
+        check_local(bool(purpose), "--purpose is missing: people at the silos decide by it")
+        _, members = access(given_file(operator))
+        document = {**_for_silos(sorted(members.silo_ids)), **_for_records(data, label)}
+        text = to_toml({**document, "name": file.stem, "purpose": purpose})
+        examples.write(file, text, 0o644)
+        printer.show(f"{file}: look at it, then run: staddle job run {file} --operator {operator}")
+        return
     if no_privacy and (private or not blind):
         raise LocalError("--no-privacy goes with --blind alone, whose draft is private without it")
     private = private or (blind and not no_privacy)
@@ -60,10 +89,7 @@ def init(
     parse_toml(text.encode(), JobFile, str(file))
     examples.write(file, text, 0o644)
     missing = "" if purpose else ": say in purpose what the job is for"
-    printer.show(
-        f"{file}: edit it{missing}; then run: staddle job sign {file} --keys DIR --roster"
-        " ROSTER.json --out JOB.json"
-    )
+    printer.show(f"{file}: edit it{missing}; then run: staddle job run {file} --operator FILE")
     # Also without --private, so that nobody decides against it without knowing the cost.
     cost = drafted_noise(method, task, blind=blind)
     if private:
@@ -73,6 +99,70 @@ def init(
             "for blind sums, add [privacy]: blind sums do not bound what a model made to leak"
             f" reveals of single records. As --private drafts it, the job is {cost}"
         )
+
+
+def _for_silos(silos: Sequence[str]) -> dict[str, Any]:
+    """The tables of a job for these silos; LocalError for fewer than two."""
+    check_local(len(silos) > 1, f"the roster has {len(silos)} silos; admit two or more first")
+    plain = {
+        "version": 1,
+        "seed": 1,
+        "rounds": 20,
+        "silos": list(silos),
+        "method": {"name": "fedavg"},
+        "training": {"epochs": 1, "batch_size": 16, "lr": 0.05},
+        "metrics": {"confusion": True},
+    }
+    # Of three silos two would read the third one's update from the sum.
+    blind = {"min_cohort": 3, "security": {"secure_aggregation": "required"}}
+    return {**plain, **blind} if len(silos) >= FEWEST_BLIND else plain
+
+
+def _for_records(data: Path, label: str) -> dict[str, Any]:
+    """The tables of a job that say what a record is, and a model for it."""
+    form = TableForm(target=label)
+    tables = SiloTables(form, {data.name: read_table(data, form)})
+    tables.check()
+    printer.show(*tables.notes())
+    printer.show(
+        f"center, scale, least, most and missing of numbers are those of {data}, rounded, and every"
+        " silo reads them. Where they must not be told, or other silos' values may lie farther out,"
+        " write others there that all agree on (docs/statistics.md)"
+    )
+    described = tables.described
+    # Other silos may lack values where this file lacks none.
+    described["features"] = [
+        {"missing": repr(own["center"]), **own} if "center" in own else own
+        for own in described["features"]
+    ]
+    return described
+
+
+def run(
+    job_file: Annotated[
+        Path, typer.Argument(metavar="JOB.toml", help="The job file that you wrote.")
+    ],
+    operator: OperatorFile,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the results go (default: results/NAME)."),
+    ] = None,
+) -> None:
+    """Sign a job, submit it, follow it until it has ended, and write its results.
+
+    Stop it at any time: the same command follows the same job again. The signed job lies next to
+    the job file, as JOB.json.
+    """
+    signer, members = access(operator)
+    path = job_file.with_suffix(".json")
+    job = signed(job_file, signer, members, path)
+    with connected(operator) as here:
+        data = read_bytes(path)
+        weights = job.weights_file
+        status = here.submit_weights(data, Path(weights)) if weights else here.submit(data)
+        printer.show(f"{status.job}: submitted; each silo's people accept it or their policy does")
+        follow(Screen(), here, job.name)
+    results(job.name, out or Path("results", job.name), operator)
 
 
 def sign(

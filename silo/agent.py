@@ -364,6 +364,9 @@ class Agent:
         except TurnedAwayError:
             raise
         except RefusedError as error:
+            # An operator signed it: a person may have the policy allow it, without its file.
+            if error.code == "POLICY":
+                approvals.keep_declined(self._config.directory, offer.job, offer.signed)
             return await self._decline(offer, error)
         job = admitted.job
         policy, peer = self._policy.digest, self._roster.coordinator.id

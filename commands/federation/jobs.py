@@ -11,7 +11,7 @@ import typer
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import StartWeights
 from ...coordinator.rounds.events import NOT_APPROVED, WAITING, in_words
-from ...errors import LocalError
+from ...errors import AbortedError, LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...proto import operations_pb2 as pb
 from ...security.blind.plan import JobPlan
@@ -22,8 +22,9 @@ from ...security.identity.signed_document import read_signed, verify_document
 from ..policy.overview import overview
 from ..terminal import printer
 from ..terminal.package_option import Packages
+from ..terminal.printer import Screen
 from . import round_text
-from .operator_client import connected
+from .operator_client import Operator, connected
 from .round_text import reading, round_fields
 
 OperatorFile = Annotated[
@@ -206,6 +207,24 @@ class WatchedPace:
             bounded = max(0, min(round(seconds), LONGEST_LEFT))
             text += f", about {timedelta(seconds=bounded)} left"
         return text
+
+
+def follow(screen: Screen, operator: Operator, name: str) -> None:
+    """Wait for a job's end, and show how far it is; AbortedError where it failed."""
+    shown = ""
+    with screen.progress(elapsed=True) as progress:
+        bar = progress.add_task(name, total=None, note="")
+        for report in operator.watch(name):
+            status = report.status
+            progress.update(bar, total=status.rounds, completed=status.round, note=status.stage)
+            # Whom it waits for is for the operator to call.
+            line = f"{status_line(status)}{_awaited(status)}"
+            if status.stage == "admitting" and line != shown:
+                screen.show(line)
+                shown = line
+    screen.show(status_line(status))
+    if status.outcome != "completed":
+        raise AbortedError(f"job {name} did not complete; see above, and the silos' logs")
 
 
 def _awaited(status: pb.JobStatus) -> str:

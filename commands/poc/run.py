@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ...errors import AbortedError
 from ...files.documents import read_bytes, write_all
 from ...security.faults import check_local
 from ...silo.job_folder import JobFolder
 from ..federation.accuracy import accuracy_table
-from ..federation.jobs import status_line
+from ..federation.jobs import follow
 from ..federation.operator_client import Operator, connected
 from ..policy.visibility import seen
 from ..privacy.noise import noise
@@ -73,7 +72,7 @@ def run(
     jobs = {title: path.stem for title, path in columns.items()}
     with connected(workspace.operator) as operator:
         for name in jobs.values():
-            _follow(screen, operator, name)
+            follow(screen, operator, name)
     finished = [silo for silo in workspace.here if _has_all(workspace, silo, jobs)]
     check_local(bool(finished), f"{folder}: no silo here has finished {', '.join(jobs.values())}")
     printer.show(accuracy_table(workspace.federation, finished, jobs))
@@ -99,15 +98,3 @@ def _submit(screen: Screen, workspace: Workspace, operator: Operator, source: Pa
     check_local(named, f'{source}: has name = "{job.name}"; call it "{source.stem}" there')
     screen.show(f"{job.name}: {'; '.join(filter(None, (seen(job), noise(job))))}")
     operator.submit(read_bytes(source.with_suffix(".json")))
-
-
-def _follow(screen: Screen, operator: Operator, name: str) -> None:
-    """Wait for a job's end; AbortedError where it failed."""
-    with screen.progress(elapsed=True) as progress:
-        bar = progress.add_task(name, total=None, note="")
-        for report in operator.watch(name):
-            status = report.status
-            progress.update(bar, total=status.rounds, completed=status.round, note=status.stage)
-    screen.show(status_line(status))
-    if status.outcome != "completed":
-        raise AbortedError(f"job {name} did not complete; see above, and the silos' logs")

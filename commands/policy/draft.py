@@ -30,6 +30,7 @@ from ...security.identity.signed_document import read_signed
 from ...security.policy import policy as policies
 from ...security.policy.data_sets import DATASET, DataSets
 from ...security.policy.file import SecureAggregation
+from ...security.policy.policy import Policy
 from ...security.policy.release import (
     MASKED,
     PADDED,
@@ -257,6 +258,25 @@ def draft(
     jobs ask for, and DATASET for the others.
     """
     names = datasets or _named_by(jobs, DATASET)
+    rules, largest = _rules(jobs, names)
+    # Rounded up to whole KiB, for readability.
+    limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
+    return _head(jobs, limit, names, trust=trust) + "".join(rules.values())
+
+
+def missing_rules(job: Job, policy: Policy, datasets: DataSets) -> str:
+    """Texts of the rules that a job needs, for parts of which the policy has none.
+
+    The first rule for a part alone decides, so another one for it would change nothing.
+    """
+    rules, _ = _rules([job], datasets)
+    return "".join(
+        text for (_, method, part), text in rules.items() if policy.rule(method, part) is None
+    )
+
+
+def _rules(jobs: Sequence[Job], names: DataSets) -> tuple[dict[tuple[str, str, str], str], int]:
+    """Texts of rules by data set, method and part; and the bytes of the largest round."""
     rules: dict[tuple[str, str, str], Drafted] = {}
     # A rule that names no data set would let jobs on one do what only jobs on another need.
     apart = len(names.own) > 1
@@ -271,10 +291,7 @@ def draft(
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()], of)
                 key = (of, job.method_name, release.part)
                 rules.setdefault(key, drafted).add(release, job.name)
-    # Rounded up to whole KiB, for readability.
-    limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    texts = [_rule(part, rule) for (*_, part), rule in rules.items()]
-    return _head(jobs, limit, names, trust=trust) + "".join(texts)
+    return {key: _rule(key[-1], rule) for key, rule in rules.items()}, largest
 
 
 def _named_by(jobs: Sequence[Job], first: str) -> DataSets:

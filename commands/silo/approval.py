@@ -111,6 +111,13 @@ def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str
     roster = rosters.load(config.roster)
     rosters.verify(roster, config.trust)
     policy = policies.load(config.policy, config.names)
+    return signed, policy, reviewed_under(policy, signed, name, config, roster)
+
+
+def reviewed_under(
+    policy: SiloPolicy, signed: bytes, name: str, config: SiloConfig, roster: Roster
+) -> list[str]:
+    """What a person reads of a signed job under a policy."""
     job, signer = checks.read_job(signed, roster, policy.file.packages, f"job {name!r}")
     own = checks.on_data_set(job, policy, roster.coordinator.id)
     silo = load_entry(config.keys / ENTRY_FILE).id
@@ -120,7 +127,7 @@ def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str
     if job.privacy is not None and own.budget is not None:
         _, spent = spent_of(own.dataset, own.budget, config)
         lines.append(spent)
-    return signed, policy, lines
+    return lines
 
 
 def _reviewed(job: Job, signer: str, roster: Roster, policy: Policy) -> ReviewedJob:
@@ -183,9 +190,11 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
         yield own.job, state, "", own.problem or f"round {own.done} of {own.rounds}"
     # Accepted later, or asked about by now, is no longer declined.
     known = {each.job for each in waiting} | {own.job for own in found.jobs}
+    kept = set(approvals.declined(config.directory))
+    answer = {True: "declined; silo accept", False: "declined"}
     for name, why in _declined(config.directory / LEDGER).items():
         if name not in known:
-            yield name, "declined", "", why
+            yield name, answer[name in kept], "", why
 
 
 def _declined(ledger: Path) -> dict[str, str]:

@@ -302,7 +302,10 @@ def of_file(file: Path, label: str, base: Path) -> str:
     truth = TruthColumns("label", (label,))
     faults = "; ".join(truth.faults(found))
     check_local(not faults, f"{file}: {faults}")
-    table = drafted_table(file, found, truth, "", form, Contract())
+    # What this silo has of a column may be nothing, and the job may still say what that counts as.
+    own = _guessed(found, {label}, ("number", "categories", "empty"))
+    contract = Contract.model_construct(features=tuple(own))
+    table = drafted_table(file, found, truth, "", form, contract)
     table["file"] = os.path.relpath(file, base)
     lines = [f"# {line}" for line in textwrap.wrap(OF_FILE, 116)]
     return "\n".join([*lines, to_toml({"data": table}).strip()])
@@ -415,10 +418,12 @@ def _plain(feature: Feature, key: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _guessed(found: TableSurvey, others: set[str]) -> list[Feature]:
+def _guessed(
+    found: TableSurvey, others: set[str], kinds: Sequence[str] = ("number", "categories")
+) -> list[Feature]:
     features = []
     for column in found.columns:
-        if column.name in others or column.kind not in ("number", "categories"):
+        if column.name in others or column.kind not in kinds:
             continue
         categories = column.categories if column.kind == "categories" else None
         features.append(Feature.model_construct(name=column.name, categories=categories))

@@ -4,6 +4,8 @@
 
     <directory>/approvals/offers/<job>.json    a job that passed every check and waits for a person,
                                                as its operator signed it
+    <directory>/approvals/declined/<job>.json  a job that the policy declined, as its operator
+                                               signed it: a person may have the policy allow it
     <directory>/approvals/decisions.json       what a person decided, by job
 
 A decision is for the very bytes that an operator signed, under one policy: another document of the
@@ -38,6 +40,7 @@ from ...security.policy import policy as policies
 from ..config import SiloConfig
 
 FOLDER, DECISIONS = "approvals", "decisions.json"
+DECLINED = "declined"
 OFFERS = "offers"  # apart from what was decided, since a job may have any name
 MOST_OFFERS = 100  # that are kept; an operator could have any number signed
 MOST_REASON = 500  # characters
@@ -129,8 +132,18 @@ def asked(
 
 
 def forget_offer(directory: Path, job: str) -> None:
-    """Remove what was kept of a job that waited: it has been accepted."""
+    """Remove what was kept of a job that waited or was declined: it has been accepted."""
     remove(_offer(directory, job))
+    remove(_offer(directory, job, DECLINED))
+
+
+def keep_declined(directory: Path, job: str, signed: bytes) -> None:
+    """Keep a job that an operator of our roster signed and the policy declined.
+
+    ``job`` is what the coordinator calls it, which whoever reads the file has to compare.
+    """
+    (directory / FOLDER / DECLINED).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _keep(directory, job, signed, DECLINED)
 
 
 def _holds(decision: JobDecision, signed: bytes, policy: str) -> bool:
@@ -141,25 +154,29 @@ def _holds(decision: JobDecision, signed: bytes, policy: str) -> bool:
 
 def _keep_offer(directory: Path, job: str, signed: bytes) -> None:
     begin(directory)
-    path = _offer(directory, job)
+    _keep(directory, job, signed, OFFERS)
+
+
+def _keep(directory: Path, job: str, signed: bytes, kind: str) -> None:
+    path = _offer(directory, job, kind)
     # The time of the file says since when it waits.
     if not path.exists() or read_bytes(path) != signed:
         write_atomic(path, signed)
-    for old in _offers(directory)[:-MOST_OFFERS]:
+    for old in _offers(directory, kind)[:-MOST_OFFERS]:
         remove(old)
 
 
-def _offer(directory: Path, job: str) -> Path:
+def _offer(directory: Path, job: str, kind: str = OFFERS) -> Path:
     # The name is part of a path, and may come from a command line.
     if not re.fullmatch(ID_PATTERN, job):
         raise LocalError(f"{job[:64]!r} is no name of a job; staddle silo jobs lists them")
-    return directory / FOLDER / OFFERS / f"{job}.json"
+    return directory / FOLDER / kind / f"{job}.json"
 
 
-def _offers(directory: Path) -> list[Path]:
+def _offers(directory: Path, kind: str = OFFERS) -> list[Path]:
     """The files of offers, the oldest first."""
     times: dict[Path, int] = {}
-    for path in (directory / FOLDER / OFFERS).glob("*.json"):
+    for path in (directory / FOLDER / kind).glob("*.json"):
         with suppress(FileNotFoundError):  # accepted meanwhile
             times[path] = path.stat().st_mtime_ns
     return sorted(times, key=times.__getitem__)
@@ -195,6 +212,23 @@ def offered(config: SiloConfig, job: str) -> bytes:
     if not path.exists():
         names = ", ".join(each.stem for each in _offers(config.directory)) or "none"
         raise LocalError(f"no job {job!r} waits for a person here; those that do: {names}")
+    return read_bytes(path)
+
+
+def declined(directory: Path) -> list[str]:
+    """The names of jobs that the policy declined, and that a person may have it allow."""
+    return [path.stem for path in _offers(directory, DECLINED)]
+
+
+def declined_offer(directory: Path, job: str) -> bytes:
+    """The signed file of a job that the policy declined; LocalError where there is none."""
+    path = _offer(directory, job, DECLINED)
+    if not path.exists():
+        names = ", ".join(declined(directory)) or "none"
+        raise LocalError(
+            f"the policy here has declined no job {job!r}; those that it has: {names}. The agent"
+            " has to run, and an operator to have submitted the job"
+        )
     return read_bytes(path)
 
 

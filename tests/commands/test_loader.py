@@ -107,7 +107,7 @@ def test_every_group_has_commands_and_every_command_its_group():
     of_two = {path.split()[0] for path in COMMANDS if " " in path}
     assert of_two - {path for path in COMMANDS if " " not in path} == GROUPS.keys()
     assert list(LazyGroup(name="silo", help="").commands) == [
-        "init", "check", "run", "jobs", "approve", "decline", "new-split",
+        "init", "check", "run", "jobs", "accept", "approve", "decline", "new-split",
     ]  # fmt: skip
     assert (
         LazyGroup(name="", help="").commands.keys()

@@ -124,3 +124,17 @@ def test_a_job_may_have_any_name(config):
     approvals.forget_offer(config.directory, "decisions")
     assert asked(config) == "declined"
     assert approvals.parse(approvals.begin(config.directory)).jobs.keys() == {"lung"}
+
+
+def test_what_the_policy_declined_is_kept_apart_until_it_is_accepted(tmp_path):
+    """Only the newest stay: an operator could have any number signed."""
+    for number in range(approvals.MOST_OFFERS + 1):
+        approvals.keep_declined(tmp_path, f"lung-{number}", b"{}")
+    kept = approvals.declined(tmp_path)
+    assert len(kept) == approvals.MOST_OFFERS
+    assert approvals.declined_offer(tmp_path, kept[0]) == b"{}"
+    approvals.forget_offer(tmp_path, kept[0])
+    with pytest.raises(LocalError, match="has declined no job"):
+        approvals.declined_offer(tmp_path, kept[0])
+    with pytest.raises(LocalError, match="no name of a job"):
+        approvals.keep_declined(tmp_path, "../lung", b"{}")
