@@ -5,10 +5,10 @@ A person reads and tightens it.
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, count, filterfalse
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +54,7 @@ from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100
 LONGEST_NAME = 64  # of a rule
+LONGEST_NUMBER = 5  # behind a name that another rule has
 LISTED = 12  # tensors of a rule that its comment names one by one; more would bury the rule
 KIB = 1024
 # of federations whose silos have about as many records, honest ones stayed below 2.2
@@ -269,14 +270,19 @@ def missing_rules(job: Job, policy: Policy, datasets: DataSets) -> str:
 
     The first rule for a part alone decides, so another one for it would change nothing.
     """
-    rules, _ = _rules([job], datasets)
+    rules, _ = _rules([job], datasets, {rule.name for rule in policy.file.allow})
     return "".join(
         text for (_, method, part), text in rules.items() if policy.rule(method, part) is None
     )
 
 
-def _rules(jobs: Sequence[Job], names: DataSets) -> tuple[dict[tuple[str, str, str], str], int]:
-    """Texts of rules by data set, method and part; and the bytes of the largest round."""
+def _rules(
+    jobs: Sequence[Job], names: DataSets, taken: Collection[str] = ()
+) -> tuple[dict[tuple[str, str, str], str], int]:
+    """Texts of rules by data set, method and part; and the bytes of the largest round.
+
+    ``taken`` are names that other rules have.
+    """
     rules: dict[tuple[str, str, str], Drafted] = {}
     # A rule that names no data set would let jobs on one do what only jobs on another need.
     apart = len(names.own) > 1
@@ -291,7 +297,7 @@ def _rules(jobs: Sequence[Job], names: DataSets) -> tuple[dict[tuple[str, str, s
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()], of)
                 key = (of, job.method_name, release.part)
                 rules.setdefault(key, drafted).add(release, job.name)
-    return {key: _rule(key[-1], rule) for key, rule in rules.items()}, largest
+    return {key: _rule(key[-1], rule, taken) for key, rule in rules.items()}, largest
 
 
 def _named_by(jobs: Sequence[Job], first: str) -> DataSets:
@@ -503,7 +509,7 @@ def trusting_jobs(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{job.name!r}" for job in blind if trusting(JobPlan(job)))
 
 
-def _rule(part: str, rule: Drafted) -> str:
+def _rule(part: str, rule: Drafted, taken: Collection[str]) -> str:
     names, forms, elements = [], [], []
     by_way: dict[str, list[Release]] = {}
     for (way, name), release in rule.releases.items():
@@ -514,7 +520,7 @@ def _rule(part: str, rule: Drafted) -> str:
 
     # One rule serves all jobs of a method, so its bounds are those of the largest tensors.
     document: dict[str, Any] = {
-        "name": _named("-".join(filter(None, (rule.method, part, rule.dataset)))),
+        "name": _named("-".join(filter(None, (rule.method, part, rule.dataset))), taken),
         "methods": [rule.method],
         "parts": [part],
         "kinds": [rule.kind.name.lower()],
@@ -540,11 +546,13 @@ def _rule(part: str, rule: Drafted) -> str:
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
 
 
-def _named(name: str) -> str:
-    """A rule's name; of a long one, the beginning and a digest."""
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[: LONGEST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+def _named(name: str, taken: Collection[str]) -> str:
+    """A rule's name that no other has; of a long one, the beginning and a digest."""
+    fits = len(name) <= LONGEST_NAME - LONGEST_NUMBER
+    short = f"{name[: LONGEST_NAME - LONGEST_NUMBER - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+    first = name if fits else short
+    numbered = map(f"{first}-{{}}".format, count(2))
+    return next(filterfalse(taken.__contains__, chain([first], numbered)))
 
 
 def _distinct(texts: Sequence[str]) -> list[str]:

@@ -65,7 +65,8 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     running, call = staddle, staddle.call
     south = running.federation.silo_config("south").parent / "policy.toml"
     allowed = south.read_text()
-    south.write_text(allowed.replace('["fedavg"]', '["fedprox"]'))  # no job but the long one
+    declining = allowed.replace('["fedavg"]', '["fedprox"]')  # no job but the long one
+    south.write_text(declining)
     for silo in SILOS:
         running.start_silo(silo)
     coordinator = running.daemons["coordinator"]
@@ -90,7 +91,11 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     assert coordinator.wait_for("job.pends", 60)["silos"] == ["south"]
     assert coordinator.wait_for("round.opened", 60)["job"] == "long"
     assert shown(running)["stage"] == "admitting"
-    south.write_text(allowed)
+    # Its people have the policy allow what was offered: the agent reads that by itself.
+    own = ["silo", "accept", "lung", "--config", str(running.federation.silo_config("south"))]
+    told = CliRunner().invoke(app, [*own, "--yes"])
+    assert "allows job 'lung'" in told.output, told.output
+    assert (south.parent / "policy.before.toml").read_text() == declining
     accepted = coordinator.wait_for("job.accepted", 60)
     assert (accepted["job"], accepted["silo"]) == ("lung", "south")
     assert shown(running)["stage"] == "queued"
