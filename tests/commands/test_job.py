@@ -2,6 +2,7 @@ import hashlib
 import json
 import re
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,15 +10,16 @@ from support.start_weights import extractor, save_start
 from typer.testing import CliRunner
 
 from staddle.algorithms.job.evaluated import Evaluated
-from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import job_spends
 from staddle.algorithms.tasks.class_counting import ClassCounting
 from staddle.algorithms.tasks.counting import flattened
+from staddle.commands import job as job_module
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.round_text import in_words
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.files.documents import canonical_json
+from staddle.files.documents import canonical_json, parse_toml
 from staddle.security.dp.rdp import cost
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import JOB as JOB_DOMAIN
@@ -318,3 +320,28 @@ def test_counts_that_silos_keep_are_not_shown_as_zeros():
     counting = ClassCounting(2, noised=True)
     closed = {"metrics": sums, "measures": flattened(counting.of_sums(sums)), "noisy": True}
     assert in_words(closed, Evaluated(counting)) == "the silos keep their test counts to themselves"
+
+
+def test_a_job_for_the_records_of_a_file_and_the_silos_of_the_roster(tmp_path, monkeypatch):
+    """Blind from four silos on, with the table's features; it is whole as it stands."""
+    rows = [f"{30 + n},{n % 3},{('healthy', 'ill')[n % 2]}" for n in range(40)]
+    (tmp_path / "sample.csv").write_text("\n".join(["age,stage,state", *rows]) + "\n")
+    told = []
+    monkeypatch.setattr(job_module.printer, "show", lambda *lines, **_: told.extend(lines))
+    for silos in (("a", "b"), ("a", "b", "c", "d")):
+        roster = SimpleNamespace(silo_ids=frozenset(silos))
+        monkeypatch.setattr(job_module, "access", lambda _, roster=roster: (None, roster))
+        file = tmp_path / f"of-{len(silos)}.toml"
+        call = ["job", "init", str(file), "--data", str(tmp_path / "sample.csv")]
+        call += ["--label", "state", "--purpose", "For a test of drafts", "--operator", "o.toml"]
+        result = CliRunner().invoke(app, call)
+        assert result.exit_code == 0, result.output
+        job = Job.from_file(parse_toml(file.read_bytes(), JobFile, "file"), "file")
+        assert (job.silos, job.name, job.purpose) == (silos, file.stem, "For a test of drafts")
+        assert [feature.name for feature in job.features] == ["age", "stage"]
+        assert job.model.class_names == ("healthy", "ill")
+        assert job.security.required == (len(silos) == 4)
+    assert "every silo reads them" in " ".join(map(str, told))
+
+    result = CliRunner().invoke(app, [*call[:-2]])
+    assert "--data: give --operator" in str(result.exception)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.refusals import refused
 
 from staddle.algorithms.data import rows
+from staddle.algorithms.data.features import Feature
 from staddle.algorithms.data.sources.formats.csv_file import Csv
 from staddle.errors import LocalError
 
@@ -46,6 +47,21 @@ def test_declared_columns_are_read_in_the_declared_order(read):
     assert data.x.flatten().tolist() == [27.5, 63, -30, 41]
     assert data.y.tolist() == [1, 0]
     assert (data.ids, data.class_names) == (None, None)
+
+
+def test_a_job_takes_those_features_of_a_table_that_it_declares_in_its_order(tmp_path):
+    """Others stay, also with all that is said of them; one that is missing is told as ever."""
+    path = tmp_path / "records.csv"
+    path.write_text(GOOD)
+    fields = {"features": ["age", "sex", "bmi"], "categories": {"sex": ["f", "m"]}}
+    table = Csv(kind="csv", file=path, label="y", center={"age": 60}, **fields)
+    job = [Feature(name="bmi"), Feature(name="age", center=60)]
+    data = table.load(None, job)
+    assert data.x.flatten().tolist() == [27.5, 3, -30, -19]
+    assert [feature.name for feature in data.features] == ["bmi", "age"]
+    assert table.load(None).x.shape[-1] == 4  # without a job all, of which sex is two
+    other = table.load(None, [Feature(name="bmi"), Feature(name="weight")])
+    assert [feature.name for feature in other.features] == ["age", "sex", "bmi"]
 
 
 @pytest.mark.parametrize(
