@@ -208,7 +208,7 @@ async def echo(
                         cohort = tuple(sorted(task.round.cohort))
                         local = OwnValues(place, task.round.counted, own)
                         await blind.take_part(
-                            declared, plan.round(task.round.round), cohort, local, None, trained, ()
+                            declared, plan.round(task.round.round), cohort, local, None, trained
                         )
                     else:
                         contributions = await trained(

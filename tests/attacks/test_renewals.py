@@ -121,7 +121,7 @@ def test_each_member_renews_for_itself_alone_and_one_waits_for_each(here, world,
     north(message(Renewal.of(stranger)).SerializeToString(), "MANIFEST", "does not fit")
     north(b"", "MANIFEST", "signature")
     long = pb.RenewRequest(certificate="x" * 5000, signature=bytes(64))
-    north(long.SerializeToString(), "MANIFEST", "at most 1024")
+    north(long.SerializeToString(), "MANIFEST", "1024")
     north(message(Renewal.of(world.keys["north"].entry)).SerializeToString())
     assert json.loads((tmp_path / "state" / "renewals" / "north.json").read_bytes()) == held
 

@@ -23,7 +23,7 @@ AGE = dt.timedelta(days=500)  # of 731
 def run(*arguments):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
+    return result.stdout
 
 
 def person(running: Running, name: str):

@@ -135,6 +135,7 @@ def shown(world, name="one"):
 def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     job, path = world.signed()
     unheard = "; not seen since the coordinator started: north, east, south"
+    unheard += "; awaited: north (not connected), east (not connected), south (not connected)"
     assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds{unheard}\n"
     state = shown(world)
     expected = {"job": "one", "method": "pfedsim", "digest": job.digest, "stage": "admitting"}
@@ -146,7 +147,8 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     state = shown(world)
     assert (state["stage"], state["cohort"], state["given"]) == ("round", list(SILOS), ["north"])
     assert state["answers"] == dict.fromkeys(SILOS, "accepted")
-    assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, 1 of 3 silos uploaded\n"
+    awaited = "1 of 3 silos uploaded; awaited: east (training), south (training)"
+    assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, {awaited}\n"
     world.contribute(east, 0)
     world.here.run(south.answer("FAILED", 0, CODE))
     world.until(lambda: world.here.daemon.runs[0].state.round == 1)

@@ -184,6 +184,7 @@ def test_every_sum_of_a_whole_job_is_within_its_bound(federation, method):
     files, shards = federation
     document = {
         "version": 1, "name": f"blind-{method}", "seed": 8, "rounds": 3, "silos": list(SILOS),
+        "purpose": "For a test",
         "method": {"name": method, **({"options": METHODS[method]} if METHODS[method] else {})},
         "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
