@@ -199,8 +199,7 @@ def remove(
         ending = ", ".join(sorted(job for job, silos in found.begun.items() if member in silos))
         if ending and not now:
             printer.confirm(
-                f"{member!r} takes part in what runs, and without it this ends: {ending}. Remove it"
-                " now?"
+                f"these jobs run with {member!r}, and end without it: {ending}. Remove it now?"
             )
         _publish(following, file, calls)
 

@@ -22,6 +22,11 @@ from ..terminal.newest_roster import newest
 from .approval import ConfigFile, JobName, Sure, reviewed_under
 
 BEFORE = "policy.before.toml"
+# By who has the last word on a job.
+THEN = {
+    "policy": "The running agent takes part within a minute; staddle silo jobs shows it",
+    "ask": "Once the agent has been offered it again, approve it: staddle silo approve {}",
+}
 
 
 def accept(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
@@ -50,11 +55,15 @@ def accept(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
     printer.show(*reviewed_under(policy, signed, job, loaded, roster))
     if not yes:
         printer.confirm(f"let this leave, and take part in job {job!r}?")
+    # Whoever else changes it meanwhile must not lose that.
+    check_local(
+        policies.load(loaded.policy, loaded.names).digest == present.digest,
+        f"{loaded.policy}: was changed meanwhile, and stays as it is; run this again",
+    )
     write_atomic(loaded.policy.with_name(BEFORE), present.text.encode(), 0o600)
     write_atomic(loaded.policy, text.encode(), 0o644)
     printer.show(
-        f"{loaded.policy}: allows job {job!r}. The running agent takes part within a minute;"
-        " staddle silo jobs shows it"
+        f"{loaded.policy}: allows job {job!r}. {THEN[loaded.admission.approve].format(job)}"
     )
 
 

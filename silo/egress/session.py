@@ -37,7 +37,7 @@ from .client import Client, TurnedAwayError, UnreachableError
 from .outcomes import OtherRosterError, SumRecords
 from .witness import Witness
 
-MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
+MAX_CONTROL_BYTES = 1024  # one control message; the longest, a new certificate, has up to 952
 MAX_SESSION_BYTES = 64
 MAX_WAIT_SECONDS = 300  # between heartbeats, and in one poll
 # witness tasks a session for each member of the roster that are dealt with at once

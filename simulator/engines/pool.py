@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, Literal, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -313,13 +313,24 @@ class Crew:
         return LocalError(f"silo {worker.silo!r}: the worker process that had it {why}")
 
 
+class RunsJobs(Protocol):
+    """What carries out the orders of ``Workers``: a crew of processes, or one of Ray actors."""
+
+    def run(
+        self, job: Job, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, RoundOutcome | Evaluation]:
+        """The answers of all silos, in the order of ``work``."""
+        ...
+
+
 class Workers:
     """An engine that trains the silos of a job on a crew.
 
-    Several jobs may share a crew, one call at a time.
+    Several jobs may share a crew, one call at a time. The coordinator half computes on this
+    machine's processor, whatever trains.
     """
 
-    def __init__(self, crew: Crew, job: Job) -> None:
+    def __init__(self, crew: RunsJobs, job: Job) -> None:
         self._crew, self._job = crew, job
 
     @property
@@ -332,7 +343,7 @@ class Workers:
     ) -> Mapping[str, RoundOutcome]:
         """Train each silo, as many at a time as there are workers.
 
-        ``done`` is called once per finished silo. LocalError as from ``Crew.run``.
+        ``done`` is called once per finished silo. LocalError as from the crew's ``run``.
         """
         return cast(
             Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done)

@@ -1,7 +1,7 @@
 """The engine for a Ray cluster: silos train side by side in actors, on as many machines as it has.
 
 A ``RayCrew`` is the connection, the records, once a machine in Ray's object store, and the actors:
-one a core, or one a GPU. ``OnRay`` is the engine of one job on them. On cores an idle actor gets
+one a core, or one a GPU. ``Workers`` is the engine of one job on them. On cores an idle actor gets
 the silo with the most records, and trains it with ``Serial`` at one thread, so the bits are those
 of one process; on GPUs each actor gets its share of the silos, and trains them stacked. An actor
 keeps nothing but records and a job: what it, or its machine, had when it died is trained again on
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ import torch
 from ...algorithms.engines.engine import Engine, Records, SiloWork
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.job.job import Job
-from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError
-from .pool import Task, packed
+from .pool import Task, Workers, packed
 from .shared_memory import laid_out, written
 
 # Ray's own types say nothing to a strict check.
@@ -142,14 +141,14 @@ class RayCrew:
         self._ray.shutdown()
         self._idle, self._starting = [], {}
 
-    def engine(self, job: Job) -> "OnRay":
+    def engine(self, job: Job) -> Workers:
         """The engine of a job, one of several that may take turns."""
         if job.privacy is not None:
             raise LocalError(
                 f"job {job.name!r} has a [privacy] table, and its silos train in one process; use"
                 " --engine local with one worker"
             )
-        return OnRay(self, job)
+        return Workers(self, job)
 
     def run(
         self, job: Job, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
@@ -279,38 +278,6 @@ def _sort(
 @dataclass(frozen=True)
 class _Gone:
     why: str
-
-
-class OnRay:
-    """An engine that trains the silos of a job on a Ray cluster.
-
-    Several jobs may share a crew, one call at a time.
-    """
-
-    def __init__(self, crew: RayCrew, job: Job) -> None:
-        self._crew, self._job = crew, job
-
-    @property
-    def device(self) -> torch.device:
-        """The processor: what the coordinator half computes on is this machine's."""
-        return CPU
-
-    def train(
-        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
-    ) -> Mapping[str, RoundOutcome]:
-        """Train each silo; ``done`` is called once per silo. LocalError as from ``RayCrew.run``."""
-        found = self._crew.run(self._job, "train", round_, work, done)
-        return cast(Mapping[str, RoundOutcome], found)
-
-    def look(
-        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
-    ) -> Mapping[str, Evaluation]:
-        """Look at each silo."""
-        found = self._crew.run(self._job, "look", round_, work, done)
-        return cast(Mapping[str, Evaluation], found)
-
-    def close(self) -> None:
-        """Nothing to end: the actors are the crew's."""
 
 
 def _software() -> dict[str, str]:

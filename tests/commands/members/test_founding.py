@@ -42,7 +42,7 @@ def remove(monkeypatch, tmp_path):
 def test_a_silo_of_a_running_job_is_removed_only_on_purpose(remove):
     code, said, published = remove(SILOS[0], typed="n\n")
     assert (code, published) == (1, [])
-    assert "without it this ends: lung" in said
+    assert "end without it: lung" in said
     assert "\x1b" not in said
     assert "heart" not in said
     assert remove(SILOS[0], typed="y\n")[0] == 0
