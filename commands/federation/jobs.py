@@ -218,7 +218,7 @@ def follow(screen: Screen, operator: Operator, name: str) -> None:
             status = report.status
             progress.update(bar, total=status.rounds, completed=status.round, note=status.stage)
             # Whom it waits for is for the operator to call.
-            line = f"{status_line(status)}{_awaited(status)}"
+            line = status_line(status)
             if status.stage == "admitting" and line != shown:
                 screen.show(line)
                 shown = line
