@@ -37,11 +37,12 @@ LOST = "lost"  # code of a silo that was silent for six beats
 MOST_ROUNDS = 20  # in the table of a job
 # Why no curve shows how far single silos are apart; by whether the job's sums are blind.
 NO_SPREAD = {
-    True: "The coordinator sees nothing but sums over the silos of a round, so it cannot draw how"
-    " far single silos are apart. Each silo sees its own figures on its own console.",
-    False: "The coordinator adds up the silos' figures and keeps the sum alone, since no operator"
-    " may see a single silo's. So it cannot draw how far silos are apart. Each silo sees its own"
-    " figures on its own console.",
+    True: "No spread over the silos is drawn. The coordinator sees nothing but sums of a round; and"
+    " with mean and spread, one of three silos could work out what the other two scored. Each silo"
+    " sees its own figures on its own console.",
+    False: "No spread over the silos is drawn. The coordinator adds up the silos' figures and keeps"
+    " the sum alone; with mean and spread, one of three silos could work out what the other two"
+    " scored. Each silo sees its own figures on its own console.",
 }
 
 
