@@ -52,7 +52,6 @@ COMMANDS: Mapping[str, str] = {
     "roster sign": "members.roster:sign",
     "roster show": "members.roster:show",
     "roster verify": "members.roster:verify",
-    "roster take": "members.roster:take",
     "operator init": "terminal.examples:operator",
     "job init": "job:init",
     "job run": "job:run",

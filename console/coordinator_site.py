@@ -10,7 +10,7 @@ from ..coordinator import live_status, status
 from ..coordinator.config import CoordinatorConfig
 from ..coordinator.status import CoordinatorStatus
 from ..log import KEPT
-from ..security.identity import roster as rosters
+from ..security.identity import roster_in_use
 from ..security.identity.keys import Role
 from ..security.identity.roster import Roster
 from ..security.ledger.audit import LEDGER
@@ -67,7 +67,7 @@ class CoordinatorSite:
 
     def _state(self) -> Stamp:
         folder = self._config.directory
-        names = ("coordinator.sqlite", "coordinator.sqlite-wal")
+        names = ("coordinator.sqlite", "coordinator.sqlite-wal", roster_in_use.FILE)
         runs = folder.is_dir() and held(folder)
         return (*stamp_of([*(folder / name for name in names), self._config.roster]), runs)
 
@@ -77,9 +77,7 @@ class CoordinatorSite:
 
     def _roster(self) -> Roster:
         """Read again each time, so that the page shows the members of now."""
-        found = rosters.load(self._config.roster)
-        rosters.verify(found, self._config.trust)
-        return found
+        return self._config.roster_in_use().present
 
     def _federation(self, _: Parameters) -> Mapping[str, Any]:
         found, roster = self._status.get(), self._roster()

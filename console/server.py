@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 from ..coordinator.config import CoordinatorConfig
 from ..errors import LocalError
-from ..files.documents import read_bytes
-from ..security.identity import roster as rosters
-from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, held_keys, load_entry, load_keys
+from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, load_entry
 from ..security.identity.roster import Roster
+from ..security.identity.roster_in_use import RosterInUse
 from ..silo.config import SiloConfig
 from .access import Sessions
 from .changes import SECONDS
@@ -42,15 +41,9 @@ async def serve(
             await served.server.serve([listening])
             return
         # The readers are those of the roster: a new one is taken up by a new listener.
-        content = read_bytes(config.roster)
-        roster = rosters.parse(content, str(config.roster))
-        rosters.verify(roster, config.trust)
-        while await _serve_tls(site, config, content, roster, address, listening, show):
+        in_use = config.roster_in_use()
+        while await _serve_tls(site, config, in_use, address, listening, show):
             show("the roster changed, and with it who may see the page")
-            content, before = read_bytes(config.roster), roster
-            roster = rosters.parse(content, str(config.roster))
-            # An older one would let in again whoever left since.
-            rosters.check_next(roster, before, config.trust, held_keys(config.keys))
 
 
 def site_of(path: Path, config: Config, operator: Path | None, address: Address) -> Site:
@@ -87,32 +80,30 @@ def _own(config: Config) -> RosterEntry:
 async def _serve_tls(
     site: Site,
     config: Config,
-    content: bytes,
-    roster: Roster,
+    in_use: RosterInUse,
     address: Address,
     listening: socket.socket,
     show: Callable[[str], None],
 ) -> bool:
-    """Serve until the end; True where it ended since the roster's file is no longer ``content``.
+    """Serve until the end; True where it ended since ``in_use`` is another roster by now.
 
-    Whatever keeps the file from being read ends it too: nobody is let in by a roster of before.
+    Whatever keeps the files from being read ends it too: nobody is let in by a roster of before.
     """
-    allowed = readers(config, roster)
+    allowed = readers(config, in_use.present)
     if not allowed:
         raise LocalError(
             f"{config.roster}: has no operator who may see this page; have one added, or use"
             " loopback"
         )
     sessions = Sessions(by_token=False)
-    keys = load_keys(config.keys, roster.entries)
-    served = mutual_tls(Application(site, sessions).asgi, sessions, address, keys, allowed)
+    served = mutual_tls(Application(site, sessions).asgi, sessions, address, in_use.keys, allowed)
     names = ", ".join(entry.id for entry in allowed)
     show(f"open {served.url} with the certificate of {names}")
 
     async def watch() -> bool:
         try:
             # Files tell nobody that they changed.
-            while read_bytes(config.roster) == content:  # noqa: ASYNC110
+            while not in_use.look():  # noqa: ASYNC110
                 await asyncio.sleep(SECONDS)
         finally:
             served.server.should_exit = True

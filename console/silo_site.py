@@ -6,13 +6,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ..commands.ledger import roster_files
 from ..commands.report import report
 from ..commands.report.page import RosterSources
 from ..commands.silo.approval import reviewed
 from ..errors import LocalError
 from ..files.documents import disk
 from ..log import KEPT
-from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.keys import ENTRY_FILE, load_entry
 from ..security.ledger.audit import LEDGER
@@ -212,8 +212,10 @@ class SiloSite:
         return "The ledger is verified again."
 
     def _report(self) -> bytes:
-        roster = rosters.load(self._config.roster)
-        rosters.verify(roster, self._config.trust)
-        sources = RosterSources((roster,), tuple(self._config.trust.founders))
+        ledger, trust = self._config.directory / LEDGER, self._config.trust
+        # The present one may be too large for the ledger; earlier ones check earlier receipts.
+        kept = roster_files.of_ledger(ledger, trust.founders, trust.threshold)
+        present = self._config.roster_in_use().present
+        sources = RosterSources((present, *kept), trust.founders)
         made = utc_now().strftime("%Y-%m-%d %H:%M UTC")
-        return report.html(report.read(self._config.directory / LEDGER, made, sources))
+        return report.html(report.read(ledger, made, sources))

@@ -44,7 +44,7 @@ def check(path: Path) -> PreflightReport:
     if config is None:
         return report
     _, roster = preflight.identity(
-        report, config.keys, config.roster, config.trust, Role.COORDINATOR
+        report, config.keys, config.roster_in_use, config.trust, Role.COORDINATOR
     )
     known = report.look("database", partial(_database, config))
     report.look("ledger", partial(_ledger, config))

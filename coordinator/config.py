@@ -40,7 +40,9 @@ import pydantic
 
 from ..files.documents import Strict, read_toml
 from ..metrics.exporter import MetricsConfig
+from ..security.identity import roster_in_use
 from ..security.identity.roster import Pins
+from ..security.identity.roster_in_use import RosterInUse
 from ..security.policy.file import Bytes, PackageName
 
 
@@ -95,6 +97,11 @@ class CoordinatorConfig(Strict):
     timing: Timing = Timing()
     limits: JobLimits = JobLimits()
     metrics: MetricsConfig | None = None
+
+    def roster_in_use(self) -> RosterInUse:
+        """The configuration's roster, or a newer one that its daemon kept; LocalError as there."""
+        kept = self.directory / roster_in_use.FILE
+        return RosterInUse(self.roster, kept, self.trust, self.keys)
 
 
 def load(path: Path) -> CoordinatorConfig:

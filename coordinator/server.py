@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -33,7 +34,8 @@ from ..security import preflight
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.guest import GUEST_CERTIFICATE
-from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, held_keys, load_keys
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY
+from ..security.identity.roster_in_use import RosterInUse
 from ..security.ledger import kept_rosters
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
@@ -86,18 +88,18 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     before, files = most_open_files()
     log.event("starting", files=files, files_before=before)
     stopped = stop_signal()
-    counts = metrics.MetricCounts("coordinator", metrics.COORDINATOR)
-    while not stopped.done():
-        renewed = asyncio.Event()
-        async with running(config, renewed, counts) as address:
-            # The service manager hears it (commands/federation/systemd.py).
-            log.event("ready")
-            waits = asyncio.ensure_future(renewed.wait())
-            both: set[asyncio.Future[Any]] = {stopped, waits}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            waits.cancel()
-            log.event("stopping", why="" if stopped.done() else "a new roster")
-        config = continued(config, address)
+    with opened(config) as state:
+        while not stopped.done():
+            renewed = asyncio.Event()
+            async with serving(state, renewed) as address:
+                # The service manager hears it (commands/federation/systemd.py).
+                log.event("ready")
+                waits = asyncio.ensure_future(renewed.wait())
+                both: set[asyncio.Future[Any]] = {stopped, waits}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                waits.cancel()
+                log.event("stopping", why="" if stopped.done() else "a new roster")
+            state.config = continued(state.config, address)
     log.event("stopped")
     if broken := stopped.result():
         raise LocalError(f"the coordinator stopped: {broken}")
@@ -111,23 +113,25 @@ def continued(config: configs.CoordinatorConfig, address: str) -> configs.Coordi
     return config.model_copy(update={"listen": address, "jobs": ()})
 
 
-@asynccontextmanager
-async def running(
-    config: configs.CoordinatorConfig,
-    renewed: asyncio.Event | None = None,
-    counts: metrics.MetricCounts | None = None,
-) -> AsyncIterator[str]:
-    """A coordinator that serves while the block runs; gives the address that it listens on.
+@dataclass
+class OpenState:
+    """What a coordinator holds open while rosters change: reading its ledger may take minutes."""
 
-    ``renewed`` is set once the founders have handed in another roster, which counts from the next
-    start on. ``counts`` are those of the process so far. LocalError before the block for a wrong
-    configuration, a taken port, or a folder that another process has locked.
+    config: configs.CoordinatorConfig
+    in_use: RosterInUse
+    database: Database
+    ledger: ReceivingLedger
+    recorded: set[str]  # digests of the rosters that the ledger keeps
+
+
+@contextmanager
+def opened(config: configs.CoordinatorConfig) -> Iterator[OpenState]:
+    """The state of a coordinator, open and locked while the block runs.
+
+    LocalError for keys, roster, database or ledger that do not fit together, or a folder that
+    another process has locked.
     """
-    renewed = renewed or asyncio.Event()
-    keys, roster = _identity(config)
-    # Its silos fail in the handshake, of which nothing else is logged here.
-    if why := preflight.clock_fault(roster, utc_now()):
-        log.problem("clock.wrong", why=why)
+    in_use = _identity(config)
     try:
         config.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,66 +142,94 @@ async def running(
         locked(config.directory),
         log.kept(config.directory / log.KEPT),
         closing(Database(config.directory / "coordinator.sqlite")) as database,
-        _ledger(config, roster, keys, database) as ledger,
+        _ledger(config, in_use, database) as ledger,
     ):
+        # From now on an older one in the configuration's place does not count.
+        in_use.keep(in_use.present)
+        recorded = set(map(rosters.digest, kept_rosters.kept(config.directory / LEDGER)))
         torch.set_num_threads(1)  # one order of every sum
-        _record_start(ledger, config.directory / LEDGER, roster)
-        daemon = Daemon(config, keys, roster, database, ledger)
-        # The database first: its jobs were verified when they came.
-        stored = list(filter(None, (_stored(kept, config) for kept in database.jobs())))
-        known = {job.name: kept.signed for job, kept in stored}
-        jobs = [_job(path, config, roster, known) for path in config.jobs]
-        new = [(job, signed) for job, signed in jobs if job.name not in known]
+        yield OpenState(config, in_use, database, ledger, recorded)
 
-        for job, kept in stored:
-            if kept.state.stage != "ended" and (why := missing_file(job)):
-                log.problem("weights.missing", job=job.name, why=why)
 
-        # Before the port is open: what keeps a job from starting is said before a silo calls.
-        daemon.check_known(stored)
-        for job, _ in new:
-            check_start_file(job)
-            daemon.check_new(job)
-        guard = Guard(roster)
-        server = _server(daemon, guard, renewed)
-        port = _listen(server, config, keys, roster)
-        health_service = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-        await server.start()
-        await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
-        address = f"{config.listen.rpartition(':')[0]}:{port}"
-        names = [job.name for job, _ in (*stored, *new)]
-        log.event("listening", address=address, roster=roster.version, jobs=names)
+@asynccontextmanager
+async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
+    """A coordinator that serves under one roster while the block runs; gives its address."""
+    with opened(config) as state:
+        async with serving(state, asyncio.Event()) as address:
+            yield address
 
-        # New jobs stand behind restored ones: jobs run in the order in which they came.
-        daemon.restore(stored)
-        for job, signed in new:
-            daemon.add(job, signed)
-        watching = asyncio.create_task(daemon.watch_silos())
-        # If the watch fails, the daemon stops: silent silos would stay in their rounds for ever.
-        watching.add_done_callback(_raise)
-        try:
-            with metrics.served(
-                config.metrics,
-                counts or metrics.MetricCounts("coordinator", metrics.COORDINATOR),
-                lambda: gauges(daemon, guard.limits),
-                TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
-            ):
-                yield address
-        finally:
-            watching.cancel()
-            await health_service.enter_graceful_shutdown()
-            # Polls end now: they wait for longer than the grace of the server.
-            daemon.stopping = True
-            daemon.tell()
-            await server.stop(GRACE_SECONDS)
-            # gRPC returns while some calls are about to end, and prints a traceback for each that
-            # the end of the loop cancels.
-            if calls := calls_open():
-                await asyncio.wait(calls, timeout=GRACE_SECONDS)
-            # Last: an upload that ends within the grace may begin a fold.
-            await daemon.stop()
-        ledger.append(StopRecord(reason="roster changed" if renewed.is_set() else "asked to stop"))
+
+@asynccontextmanager
+async def serving(
+    state: OpenState, renewed: asyncio.Event, counts: metrics.MetricCounts | None = None
+) -> AsyncIterator[str]:
+    """Serve under the present roster while the block runs; gives the address that it listens on.
+
+    ``renewed`` is set once the founders have handed in another roster, which counts from the next
+    time on. LocalError before the block for a job that cannot begin, or a taken port.
+    """
+    config, database, ledger = state.config, state.database, state.ledger
+    keys, roster = state.in_use.keys, state.in_use.present
+    # Its silos fail in the handshake, of which nothing else is logged here.
+    if why := preflight.clock_fault(roster, utc_now()):
+        log.problem("clock.wrong", why=why)
+    _record_start(state)
+    daemon = Daemon(config, keys, roster, database, ledger)
+    # The database first: its jobs were verified when they came.
+    stored = list(filter(None, (_stored(kept, config) for kept in database.jobs())))
+    known = {job.name: kept.signed for job, kept in stored}
+    jobs = [_job(path, config, roster, known) for path in config.jobs]
+    new = [(job, signed) for job, signed in jobs if job.name not in known]
+
+    for job, kept in stored:
+        if kept.state.stage != "ended" and (why := missing_file(job)):
+            log.problem("weights.missing", job=job.name, why=why)
+
+    # Before the port is open: what keeps a job from starting is said before a silo calls.
+    daemon.check_known(stored)
+    for job, _ in new:
+        check_start_file(job)
+        daemon.check_new(job)
+    guard = Guard(roster)
+    server = _server(daemon, guard, state.in_use, renewed)
+    port = _listen(server, config, state.in_use)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    await server.start()
+    await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
+    address = f"{config.listen.rpartition(':')[0]}:{port}"
+    names = [job.name for job, _ in (*stored, *new)]
+    log.event("listening", address=address, roster=roster.version, jobs=names)
+
+    # New jobs stand behind restored ones: jobs run in the order in which they came.
+    daemon.restore(stored)
+    for job, signed in new:
+        daemon.add(job, signed)
+    watching = asyncio.create_task(daemon.watch_silos())
+    # If the watch fails, the daemon stops: silent silos would stay in their rounds for ever.
+    watching.add_done_callback(_raise)
+    try:
+        with metrics.served(
+            config.metrics,
+            counts or metrics.MetricCounts("coordinator", metrics.COORDINATOR),
+            lambda: gauges(daemon, guard.limits),
+            TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
+        ):
+            yield address
+    finally:
+        watching.cancel()
+        await health_service.enter_graceful_shutdown()
+        # Polls end now: they wait for longer than the grace of the server.
+        daemon.stopping = True
+        daemon.tell()
+        await server.stop(GRACE_SECONDS)
+        # gRPC returns while some calls are about to end, and prints a traceback for each that
+        # the end of the loop cancels.
+        if calls := calls_open():
+            await asyncio.wait(calls, timeout=GRACE_SECONDS)
+        # Last: an upload that ends within the grace may begin a fold.
+        await daemon.stop()
+    ledger.append(StopRecord(reason="roster changed" if renewed.is_set() else "asked to stop"))
 
 
 def calls_open() -> set["asyncio.Task[object]"]:
@@ -207,13 +239,13 @@ def calls_open() -> set["asyncio.Task[object]"]:
 
 
 def _ledger(
-    config: configs.CoordinatorConfig, roster: rosters.Roster, keys: Keys, database: Database
+    config: configs.CoordinatorConfig, in_use: RosterInUse, database: Database
 ) -> ReceivingLedger:
     """Ours; LocalError where it is not the one whose head is in the database.
 
     A new log key begins a new one.
     """
-    own = roster.coordinator
+    own = in_use.present.coordinator
     kept = database.heads().get(own.id)
     known = (
         TreeHead.parse(notes.parse(kept.note).text)
@@ -221,31 +253,34 @@ def _ledger(
         else None
     )
     return ReceivingLedger.open(
-        config.directory / LEDGER, own.id, roster.federation, keys.log, known
+        config.directory / LEDGER, own.id, config.trust.federation, in_use.keys.log, known
     )
 
 
-def _record_start(ledger: ReceivingLedger, folder: Path, roster: rosters.Roster) -> None:
+def _record_start(state: OpenState) -> None:
+    roster = state.in_use.present
     software, digest = f"staddle {version('staddle')}", rosters.digest(roster)
-    ledger.append(Serving(coordinator=roster.coordinator.id, software=software, roster=digest))
+    state.ledger.append(
+        Serving(coordinator=roster.coordinator.id, software=software, roster=digest)
+    )
     # The roster of a very large federation is in its file alone.
     record = kept_rosters.record_of(roster)
-    if record is not None and roster not in kept_rosters.kept(folder):
-        ledger.append(record)
+    if record is not None and digest not in state.recorded:
+        state.ledger.append(record)
+        state.recorded.add(digest)
 
 
-def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
-    roster = rosters.load(config.roster)
-    keys = load_keys(config.keys, roster.entries)
-    rosters.verify(roster, config.trust)
+def _identity(config: configs.CoordinatorConfig) -> RosterInUse:
+    in_use = config.roster_in_use()
+    own, entry = in_use.present.coordinator, in_use.keys.entry
     # Compare the whole entry: silos accept only the roster's certificate and keys.
-    if roster.coordinator != keys.entry:
+    if own != entry:
         raise LocalError(
-            f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the"
-            f" roster's coordinator is {roster.coordinator.id!r}"
-            f" ({roster.coordinator.tls_fingerprint}); use its keys, or have it re-added"
+            f"{config.keys}: these keys are {entry.id!r} ({entry.tls_fingerprint}), the"
+            f" roster's coordinator is {own.id!r} ({own.tls_fingerprint}); use its keys, or have it"
+            " re-added"
         )
-    return keys, roster
+    return in_use
 
 
 def _stored(kept: StoredJob, config: configs.CoordinatorConfig) -> tuple[Job, StoredJob] | None:
@@ -283,7 +318,9 @@ def _job(
     return job, signed
 
 
-def _server(daemon: Daemon, guard: Guard, renewed: asyncio.Event) -> grpc.aio.Server:
+def _server(
+    daemon: Daemon, guard: Guard, in_use: RosterInUse, renewed: asyncio.Event
+) -> grpc.aio.Server:
     require_tls13()
     server = grpc.aio.server(interceptors=(guard,), options=list(SERVER_OPTIONS))
     add_FederationServicer_to_server(Service(daemon), server)  # type: ignore[no-untyped-call]
@@ -292,7 +329,7 @@ def _server(daemon: Daemon, guard: Guard, renewed: asyncio.Event) -> grpc.aio.Se
     renewals = Renewals(daemon.config.directory, daemon.roster)
     enrolments.forget(utc_now().timestamp())
     renewals.forget(utc_now())
-    membership = MembershipService(daemon, enrolments, renewals, renewed)
+    membership = MembershipService(daemon, in_use, enrolments, renewals, renewed)
     add_MembershipServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
     add_RenewalServicer_to_server(membership, server)  # type: ignore[no-untyped-call]
     if daemon.config.enrolment:
@@ -300,15 +337,13 @@ def _server(daemon: Daemon, guard: Guard, renewed: asyncio.Event) -> grpc.aio.Se
     return server
 
 
-def _listen(
-    server: grpc.aio.Server, config: configs.CoordinatorConfig, keys: Keys, roster: rosters.Roster
-) -> int:
+def _listen(server: grpc.aio.Server, config: configs.CoordinatorConfig, in_use: RosterInUse) -> int:
     # Where the guest is not trusted, no stranger completes a handshake.
-    trusted = roster.bundle() + (GUEST_CERTIFICATE if config.enrolment else "")
+    trusted = in_use.present.bundle() + (GUEST_CERTIFICATE if config.enrolment else "")
     # The present certificate last: a silo with an older roster asks for one before by its name
     # (``server_name``), and learns of the newest roster. Names without tag lead to the oldest.
-    held = held_keys(config.keys)
-    present = list(map(attrgetter("entry"), held)).index(keys.entry)
+    held = in_use.held(in_use.present)
+    present = list(map(attrgetter("entry"), held)).index(in_use.keys.entry)
     shown = held[: present + 1]
     pairs = [(each.tls_key, each.entry.certificate.encode()) for each in shown]
     # Each member's own certificate is a root of trust: there is no CA.

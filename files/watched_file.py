@@ -51,6 +51,10 @@ class WatchedFile(Generic[T]):
             self._value, self._next = self._next, None
         return self._value
 
+    def put(self, value: T) -> None:
+        """Have ``take`` return this, which came by another way than the file."""
+        self._next = value
+
     def look(self, now: float) -> str:
         """Read the file; returns why its content is not used, once for each new content.
 
@@ -68,7 +72,8 @@ class WatchedFile(Generic[T]):
         try:
             if isinstance(found, str):
                 raise LocalError(found)
-            self._next, self._valid = self._parse(found), found
+            value, self._valid = self._parse(found), found
+            self._next = None if value == self._value else value
         except StaddleError as error:
             return str(error)
         return ""

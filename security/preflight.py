@@ -16,6 +16,7 @@ from .identity import roster as rosters
 from .identity.certificate import utc_now
 from .identity.keys import Keys, Role, load_keys
 from .identity.roster import Pins, Roster
+from .identity.roster_in_use import RosterInUse
 from .ledger.audit import LEDGER, verify
 from .log.head import own_log_key
 from .log.note import Note
@@ -72,12 +73,12 @@ class PreflightReport:
 
 
 def identity(
-    report: PreflightReport, folder: Path, path: Path, pins: Pins, role: Role
+    report: PreflightReport, folder: Path, in_use: Callable[[], RosterInUse], pins: Pins, role: Role
 ) -> tuple[Keys | None, Roster | None]:
     """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
     # The roster is checked even if the keys fail, so that one run shows all faults.
     ours = report.look("keys", partial(keys, folder))
-    members = report.look("roster", partial(roster, path, pins))
+    members = report.look("roster", partial(roster, in_use, pins))
     if ours is None or members is None:
         report.skip("member", "keys and roster")
     else:
@@ -105,13 +106,9 @@ def keys(folder: Path) -> tuple[Keys, str]:
     )
 
 
-def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
-    """The roster is signed as the pins want it.
-
-    LocalError or PeerError from ``rosters.verify``. The text names who signed.
-    """
-    found = rosters.load(path)
-    rosters.verify(found, pins)
+def roster(in_use: Callable[[], RosterInUse], pins: Pins) -> tuple[Roster, str]:
+    """The roster is signed as the pins want it; LocalError if not. The text names who signed."""
+    found = in_use().present
     signers = ", ".join(sorted(found.signatures))
     # The others are enough, until the founder whose pin is mistyped has to sign.
     unfit = rosters.unfit_pins(found, pins.founders, rosters.TRUST)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from operator import attrgetter
 from types import MappingProxyType
 
 from .. import log
@@ -35,7 +34,7 @@ from ..errors import (
 from ..proto import federation_pb2 as pb
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
-from ..security.identity.keys import ID_PATTERN, Keys, held_keys
+from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.renewal import Renewal, own_renewal
 from ..security.identity.roster import Roster
 from ..security.ledger.records import JobAccept, JobDecline, PersonsDecision
@@ -123,9 +122,14 @@ class Agent:
         policy: SiloPolicy,
         gate: Gate,
         keys: Keys,
+        follow: Callable[[Roster], None],
         budgets: Mapping[str, DatasetBudget] = MappingProxyType({}),
     ) -> None:
-        """``keys`` are the silo's own; ``budgets`` are those that the policy sets, by data set."""
+        """``keys`` are the silo's own; ``budgets`` are those that the policy sets, by data set.
+
+        ``follow`` takes over the coordinator's roster, or says what is wrong with it; this agent
+        goes on under its own.
+        """
         self._config = config
         self._silo = silo
         self._roster = roster
@@ -133,6 +137,7 @@ class Agent:
         self._gate = gate
         self._budgets = budgets
         self._keys = keys
+        self._follow = follow
         self._group_keys = GroupKeys(roster, keys, gate.protocol, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
@@ -255,35 +260,15 @@ class Agent:
         """
         coordinator = self._roster.coordinator.id
         try:
-            roster, newest = rosters.parse(data, "the coordinator's roster"), self._newest_roster()
-            held = held_keys(self._config.keys)
-            check = partial(rosters.check_next, pins=self._config.trust, held=held)
-            check(roster, self._roster)
-            # It is there where we ask again before the file has settled, or cannot write it.
-            new = roster != newest
-            if new:
-                check(roster, newest)
+            roster = rosters.parse(data, "the coordinator's roster")
+            self._follow(roster)
+        except UnwritableError:
+            raise
         except (LocalError, PeerError) as error:
             why = f"holds another roster, which this silo does not take over: {error}"
             return Barred(str(PeerError(coordinator, why)))
-        # Whoever watches the files sees it there (``changed``), and makes an agent of it.
-        if new:
-            rosters.save(roster, self._config.roster)
-            log.event("roster.received", version=roster.version)
+        # Whoever watches the files has it (``changed``), and makes an agent of it.
         return ConnectionLost(f"{coordinator} holds roster version {roster.version}")
-
-    def _newest_roster(self) -> Roster:
-        """The present roster, or a newer one that the silo's people have just put in its place.
-
-        A coordinator must not be able to replace that by one that it likes better.
-        """
-        try:
-            found = rosters.load(self._config.roster)
-            rosters.verify(found, self._config.trust)
-        # The present one stays in force, as for whoever watches the file.
-        except (LocalError, PeerError):
-            return self._roster
-        return max(self._roster, found, key=attrgetter("version"))
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
         """Stop, greet again or continue, by what the coordinator turned away, and why."""

@@ -57,7 +57,9 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     config = report.look("configuration", partial(_config, path))
     if config is None:
         return report
-    keys, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.SILO)
+    keys, roster = preflight.identity(
+        report, config.keys, config.roster_in_use, config.trust, Role.SILO
+    )
     policy = report.look("policy", partial(_policy, config))
     for name in config.sources:
         report.look("data", partial(config.naming(name)(_data), config, name))

@@ -77,7 +77,9 @@ from ..errors import LocalError
 from ..files.documents import Strict, read_toml
 from ..metrics.exporter import MetricsConfig
 from ..proto.channel import checked_proxy
+from ..security.identity import roster_in_use
 from ..security.identity.roster import Pins
+from ..security.identity.roster_in_use import RosterInUse
 from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
 
@@ -146,6 +148,11 @@ class SiloConfig(Strict):
     admission: Admission = Admission()
     weights: tuple[Weights, ...] = ()
     metrics: MetricsConfig | None = None
+
+    def roster_in_use(self) -> RosterInUse:
+        """The configuration's roster, or a newer one that its daemon kept; LocalError as there."""
+        kept = self.directory / roster_in_use.FILE
+        return RosterInUse(self.roster, kept, self.trust, self.keys)
 
     @property
     def sources(self) -> dict[str, registry.Source]:

@@ -29,8 +29,6 @@ from ..security.identity.keys import (
     Keys,
     Role,
     RosterEntry,
-    held_keys,
-    load_keys,
 )
 from ..security.identity.roster import Roster
 from ..security.ledger.audit import LEDGER
@@ -79,9 +77,8 @@ async def serve(config: SiloConfig) -> None:
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     checked_address(config.coordinator)
-    watched = _watched_roster(config)
-    roster = watched.take()
-    keys = load_keys(config.keys, roster.entries)
+    watched = WatchedRoster(config)
+    keys, federation = watched.in_use.keys, config.trust.federation
 
     # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.names)
@@ -93,7 +90,7 @@ async def serve(config: SiloConfig) -> None:
     with (
         locked(config.directory),
         log.kept(config.directory / log.KEPT),
-        Ledger.open(ledger_folder, keys.entry.id, roster.federation, keys.log) as ledger,
+        Ledger.open(ledger_folder, keys.entry.id, federation, keys.log) as ledger,
     ):
         for left in list(config.directory.rglob(".*.tmp")):  # of a process that died while it wrote
             # The folder of a model that it was making.
@@ -120,11 +117,11 @@ async def serve(config: SiloConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stops.ask)
         counts = metrics.MetricCounts("silo", metrics.SILO)
-        end = await _run(config, ledger, files, stops, counts)
+        end = await _run(config, ledger, watched, files, stops, counts)
         while isinstance(end, Reload):
             # The records say until when the old files counted, and from when the new ones do.
             ledger.append(StopRecord(reason=f"{end.why} changed"))
-            end = await _run(config, ledger, files, stops, counts)
+            end = await _run(config, ledger, watched, files, stops, counts)
         # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
@@ -153,35 +150,44 @@ class Stops:
             agent.stop()
 
 
-def _watched_roster(config: SiloConfig) -> WatchedFile[Roster]:
-    """The roster, which names our keys; LocalError otherwise.
+class WatchedRoster(WatchedFile[Roster]):
+    """The roster in use, until the configuration's file or the coordinator has a later one."""
 
-    A later one counts if the founders signed it, and it is newer.
-    """
-    content = read_bytes(config.roster)
-    roster = rosters.parse(content, str(config.roster))
-    rosters.verify(roster, config.trust)
-    entry = load_keys(config.keys, roster.entries).entry
-    # Checked here, since the coordinator would end the handshake without a reason.
-    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
-        raise LocalError(
-            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
-            f" {roster.version}; have its entry.json added and the roster signed"
-        )
-    newest = [roster]
+    def __init__(self, config: SiloConfig) -> None:
+        """LocalError unless it names our keys."""
+        content, self.in_use = read_bytes(config.roster), config.roster_in_use()
+        roster, entry = self.in_use.present, self.in_use.keys.entry
+        # Checked here, since the coordinator would end the handshake without a reason.
+        if entry not in roster.entries or entry.role is not Role.SILO:
+            raise LocalError(
+                f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster"
+                f" version {roster.version}; have its entry.json added and the roster signed"
+            )
+        self._origin = str(config.roster)
+        super().__init__(config.roster, content, roster, self._following)
 
-    def parse(data: bytes) -> Roster:
-        following = rosters.parse(data, str(config.roster))
-        rosters.check_next(following, newest[-1], config.trust, held_keys(config.keys))
-        newest.append(following)
-        return following
+    def _following(self, data: bytes) -> Roster:
+        roster = rosters.parse(data, self._origin)
+        # It lies there: it is kept once an agent begins with it.
+        if self.in_use.offered(roster):
+            self.in_use.present = roster
+        return self.in_use.present
 
-    return WatchedFile(config.roster, content, roster, parse)
+    def follow(self, roster: Roster) -> None:
+        """Take over a roster from anybody; LocalError or PeerError where it may not follow.
+
+        UnwritableError where the disk does not take it.
+        """
+        if self.in_use.offered(roster):
+            self.in_use.keep(roster)
+            self.put(roster)
+            log.event("roster.received", version=roster.version)
 
 
 async def _run(
     config: SiloConfig,
     ledger: Ledger,
+    watched: WatchedRoster,
     files: WatchedFiles,
     stops: Stops,
     counts: metrics.MetricCounts,
@@ -189,9 +195,11 @@ async def _run(
     """Run one agent by the files of now, until it ends."""
     reloaded = [name for name, file in files.items() if file.changed]
     policy: SiloPolicy = files["policy"].take()
-    roster: Roster = files["roster"].take()
+    roster, in_use = watched.take(), watched.in_use
+    # From now on an older one in the configuration's place does not count.
+    in_use.keep(roster)
     # With the TLS key that this roster has: taking it over is all that a renewal needs.
-    keys = load_keys(config.keys, roster.entries)
+    keys = in_use.keys
     silo = keys.entry.id
     digests = {"policy": policy.digest, "roster": rosters.digest(roster)}
     if "approvals" in files:
@@ -211,7 +219,7 @@ async def _run(
         address = checked_address(config.coordinator)
         client = open_client(address, keys, roster, config.proxy)
         gate = Gate(client, ledger, policy, roster, witness, paid)
-        agent = Agent(config, silo, roster, policy, gate, keys, opened)
+        agent = Agent(config, silo, roster, policy, gate, keys, watched.follow, opened)
         stops.watch(agent)
         log.event("started", silo=silo, roster=roster.version, policy=policy.digest)
         for name in reloaded:

@@ -33,9 +33,10 @@ from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import clock_fault, server_name, utc_now
-from ...security.identity.keys import Keys, Role, RosterEntry, held_keys, load_keys, tls_pairs
+from ...security.identity.keys import Keys, Role, RosterEntry, tls_pairs
 from ...security.identity.renewal import Renewal, own_renewal
 from ...security.identity.roster import Pins
+from ...security.identity.roster_in_use import RosterInUse
 from ..terminal import printer
 
 # Deadline of a call that is answered at once; a watch has none, since a job may run for days.
@@ -180,7 +181,8 @@ def _frames(signed: bytes, file: BinaryIO) -> Iterator[pb.WeightedJob]:
 
 def access(path: Path) -> tuple[Keys, rosters.Roster]:
     """An operator's keys, and the roster that the federation has now, like ``connected``."""
-    return current_member(path, read_toml(path, OperatorConfig), Role.OPERATOR)
+    in_use = current_member(path, read_toml(path, OperatorConfig), Role.OPERATOR)
+    return in_use.keys, in_use.present
 
 
 @contextmanager
@@ -190,47 +192,38 @@ def connected(path: Path) -> Iterator[Operator]:
     LocalError for keys that are not those of an operator in the roster.
     """
     config = read_toml(path, OperatorConfig)
-    keys, roster = current_member(path, config, Role.OPERATOR)
+    in_use = current_member(path, config, Role.OPERATOR)
+    keys, coordinator = in_use.keys, in_use.present.coordinator
     pair = keys.tls_key, keys.entry.certificate.encode()
-    with dialled(config.coordinator, roster.coordinator, *pair, config.proxy) as channel:
-        yield Operator(channel, roster.coordinator.id, config.coordinator)
+    with dialled(config.coordinator, coordinator, *pair, config.proxy) as channel:
+        yield Operator(channel, coordinator.id, config.coordinator)
 
 
-def member_of(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
-    """Keys and roster of a file; LocalError for keys that are not of this role in the roster."""
-    roster = rosters.load(path.parent / config.roster)
-    keys = load_keys(path.parent / config.keys, roster.entries)
-    # Before dialling: the roster says which certificate to expect.
-    rosters.verify(roster, config.trust)
-    entry = keys.entry
-    if entry not in roster.entries or entry.role is not role:
-        raise LocalError(
-            f"{path}: {entry.id!r} is not {ROLE_NAMES[role]} of roster version {roster.version};"
-            " have it added"
-        )
-    return keys, roster
-
-
-def current_member(path: Path, config: OperatorConfig, role: Role) -> tuple[Keys, rosters.Roster]:
-    """As ``member_of``, with the newest roster, and renewed certificates: no daemon does it here.
+def current_member(path: Path, config: OperatorConfig, role: Role) -> RosterInUse:
+    """The newest roster of a file's member, and renewed certificates: no daemon does it here.
 
     The coordinator is asked for its roster. A newer one, which the founders' pins vouch for, takes
-    the place of the file's. Once the member's certificate is old, it gets the new one.
+    the place of the file's. Once the member's certificate is old, it gets the new one. LocalError
+    for keys that are not of this role in the roster.
     """
-    keys, roster = member_of(path, config, role)
+    place = path.parent / config.roster
+    in_use = RosterInUse(place, place, config.trust, path.parent / config.keys)
+    # Before dialling: the roster says which certificate to expect.
+    keys, roster = in_use.keys, in_use.present
+    if keys.entry not in roster.entries or keys.entry.role is not role:
+        raise LocalError(
+            f"{path}: {keys.entry.id!r} is not {ROLE_NAMES[role]} of roster version"
+            f" {roster.version}; have it added"
+        )
     try:
         renewal = own_renewal(keys.home, keys.entry, utc_now())
-        newest = _handed_in(config, keys, roster, renewal)
-        # An older one may be that of a coordinator which missed a change.
-        if newest.version > roster.version:
-            rosters.check_next(newest, roster, config.trust, held_keys(keys.home))
-            rosters.save(newest, path.parent / config.roster)
-            taken = f"version {newest.version} was taken over, in place of {roster.version}"
-            printer.show(f"{path.parent / config.roster}: {taken}", err=True)
+        if in_use.take_over(_handed_in(config, keys, roster, renewal)):
+            taken = f"version {in_use.present.version} was taken over, in place of {roster.version}"
+            printer.show(f"{place}: {taken}", err=True)
     # The command itself may be more urgent.
     except StaddleError as error:
         printer.show(f"no newer roster was taken over: {error}", err=True)
-    return member_of(path, config, role)
+    return in_use
 
 
 def _handed_in(

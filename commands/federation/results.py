@@ -17,7 +17,6 @@ from ...files import tensor_file
 from ...files.documents import parse_json
 from ...files.packages import others_code
 from ...security.identity.keys import load_keys
-from ...security.identity.roster import load as load_roster
 from ..terminal import printer
 from .jobs import Name, given_file, status_fields
 from .operator_client import connected
@@ -102,7 +101,7 @@ def _model(config: CoordinatorConfig, kept: files.Kept, path: Path) -> Path:
     origin = Origin(
         kind="coordinator",
         name=keys.entry.id,
-        federation=load_roster(config.roster).federation,
+        federation=config.trust.federation,
         signer=signed["signer"],
     )
     last = kept.rounds[-1]

@@ -87,7 +87,7 @@ def read(
     fingerprints = tuple(founders or ())
     # ``verify_by`` takes 0 for all that are named.
     least = threshold or 0
-    kept = _kept(ledger, fingerprints, least) if ledger and fingerprints else []
+    kept = of_ledger(ledger, fingerprints, least) if ledger and fingerprints else []
     _check_options(files or kept, fingerprints, least)
 
     loaded = list(map(rosters.load, files or ()))
@@ -106,7 +106,7 @@ def read(
     return Rosters(tuple(each), fingerprints)
 
 
-def _kept(ledger: Path, founders: Sequence[str], least: int) -> list[Roster]:
+def of_ledger(ledger: Path, founders: Sequence[str], least: int) -> list[Roster]:
     """The rosters of a ledger that these founders signed."""
     found = []
     for roster in kept_rosters.kept(ledger):

@@ -235,7 +235,7 @@ def publish(
     rosters.verify(roster, file.config.trust)
     with membership_client.connected(file) as calls:
         calls.publish(roster)
-    rosters.save(roster, file.roster_path)
+    file.in_use.keep(roster)
     _tell(roster, file)
 
 
@@ -252,7 +252,7 @@ def _publish(roster: Roster, file: FounderFile, calls: membership_client.Founder
         )
         return
     calls.publish(signed)
-    rosters.save(signed, file.roster_path)
+    file.in_use.keep(signed)
     _tell(signed, file)
 
 

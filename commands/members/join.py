@@ -14,8 +14,9 @@ from ...proto.channel import checked_proxy
 from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
-from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, held_keys, load_keys
+from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, load_keys
 from ...security.identity.roster import Roster
+from ...security.identity.roster_in_use import RosterInUse
 from ..silo.data import of_file
 from ..terminal import printer
 from ..terminal.examples import filled, text, write
@@ -197,11 +198,11 @@ def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster 
 
 
 def _keep(folder: Path, roster: Roster, invitation: Invitation) -> None:
-    present = rosters.load(folder / "roster.json")
+    place = folder / "roster.json"
+    in_use = RosterInUse(place, place, invitation.trust, folder / "keys")
     # Run again, it may bring what is here already.
-    if roster != present:
-        rosters.check_next(roster, present, invitation.trust, held_keys(folder / "keys"))
-        rosters.save(roster, folder / "roster.json")
+    if in_use.offered(roster):
+        in_use.keep(roster)
 
 
 def _show_next(folder: Path, config: Path, roster: Roster, data: str) -> None:

@@ -20,6 +20,7 @@ from ...security.identity.invitation import Ticket
 from ...security.identity.keys import Keys, Role, RosterEntry
 from ...security.identity.renewal import Renewal
 from ...security.identity.roster import Roster
+from ...security.identity.roster_in_use import RosterInUse
 from ..federation.operator_client import (
     CALL_SECONDS,
     OperatorConfig,
@@ -35,19 +36,28 @@ class FounderFile:
 
     path: Path
     config: OperatorConfig
-    keys: Keys
-    roster: Roster
+    in_use: RosterInUse
+
+    @property
+    def keys(self) -> Keys:
+        """The founder's keys."""
+        return self.in_use.keys
+
+    @property
+    def roster(self) -> Roster:
+        """The newest that the founder has."""
+        return self.in_use.present
 
     @property
     def roster_path(self) -> Path:
-        """The founder's copy of the roster."""
+        """The founder's copy of it."""
         return self.path.parent / self.config.roster
 
 
 def read(path: Path) -> FounderFile:
     """A founder's file; LocalError for keys that are not those of a founder in the roster."""
     config = read_toml(path, OperatorConfig)
-    return FounderFile(path, config, *current_member(path, config, Role.FOUNDER))
+    return FounderFile(path, config, current_member(path, config, Role.FOUNDER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +86,9 @@ class FounderCalls:
             (invitations.read_entry(each.entry), invitations.read_ticket(each.ticket))
             for each in reply.entries
         ]
-        roster = rosters.parse(reply.roster, "the coordinator's roster")
-        rosters.verify(roster, self._file.config.trust)
-        # An older one may be that of a coordinator which missed a change.
-        if roster.version > self._file.roster.version:
-            rosters.save(roster, self._file.roster_path)
-        newest = max(roster, self._file.roster, key=lambda each: each.version)
+        in_use = self._file.in_use
+        in_use.take_over(rosters.parse(reply.roster, "the coordinator's roster"))
+        newest = in_use.present
         begun = {job.name: frozenset(job.silos) for job in reply.begun}
         return WaitingForFounder(newest, found, *_renewed(reply.renewals, newest), begun)
 

@@ -4,11 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
-from ...errors import LocalError, PeerError
-from ...files.documents import read_bytes, validate
-from ...files.toml_document import parse_document
+from ...errors import LocalError
+from ...files.documents import validate
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, load_entry, load_keys
 from ..terminal import printer
@@ -114,47 +112,6 @@ def verify(
     rosters.verify(roster, pins, "on the command line")
     _tell(roster)
     printer.show("verified")
-
-
-class RosterPlace(BaseModel):
-    """What is read of a daemon's configuration."""
-
-    roster: Path
-    trust: rosters.Pins
-
-
-def take(
-    path: RosterFile,
-    config: Annotated[Path, typer.Option(help="coordinator.toml or silo.toml.")],
-) -> None:
-    """Put a roster where a configuration looks for it, unless a newer one lies there already.
-
-    Its signatures are checked by [trust] of the configuration. For containers, whose daemon can
-    replace files of its own volume alone: run it before the daemon starts.
-    """
-    found = validate(parse_document(read_bytes(config), str(config)), RosterPlace, str(config))
-    place = config.parent / found.roster
-    roster = rosters.load(path)
-    rosters.verify(roster, found.trust)
-    if _version_at(place, found.trust) < roster.version:
-        rosters.save(roster, place)
-        printer.show(f"{place}: now version {roster.version}")
-    else:
-        printer.show(f"{place}: stays, since {path} is no newer")
-
-
-def _version_at(place: Path, trust: rosters.Pins) -> int:
-    """The version of the roster there; 0 where none lies there that the pins fit."""
-    if not place.exists():
-        return 0
-    try:
-        present = rosters.load(place)
-        rosters.verify(present, trust)
-    # Such as one of other founders: it must not stay only because its number is higher.
-    except (LocalError, PeerError) as error:
-        printer.show(f"{place}: does not count: {error}")
-        return 0
-    return present.version
 
 
 def _tell(roster: rosters.Roster) -> None:

@@ -51,13 +51,12 @@ def add_silo(
 
 
 def _publish(workspace: Workspace, roster: rosters.Roster) -> None:
-    """Give everybody the roster, which the coordinator passes on; where none runs it is written."""
-    if workspace.coordinator.process() is None:
-        rosters.save(roster, workspace.folder / "roster.json")
-        return
-    founder = membership_client.read(workspace.folder / "founder.toml")
-    with membership_client.connected(founder) as calls:
-        calls.publish(roster)
+    """Give everybody the roster, which a running coordinator passes on."""
+    if workspace.coordinator.process() is not None:
+        founder = membership_client.read(workspace.folder / "founder.toml")
+        with membership_client.connected(founder) as calls:
+            calls.publish(roster)
+    rosters.save(roster, workspace.folder / "roster.json")
 
 
 def _renew_policies(workspace: Workspace, before: bytes) -> list[str]:

@@ -120,9 +120,11 @@ def _sources(
     if dataset is not None:
         raise LocalError("--dataset: the configuration names the data sets; leave it out")
     loaded = configs.load(config)
-    members = rosters.load(roster or loaded.roster)
-    # Otherwise, whoever can write the roster file could add an operator who signs the job.
-    rosters.verify(members, loaded.trust)
+    members = loaded.roster_in_use().present
+    if roster is not None:
+        members = rosters.load(roster)
+        # Otherwise, whoever can write the file could add an operator who signs the job.
+        rosters.verify(members, loaded.trust)
     found = policies.load(policy or loaded.policy, loaded.names)
     return found, members, load_entry(loaded.keys / ENTRY_FILE).id
 

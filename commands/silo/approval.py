@@ -14,7 +14,6 @@ from ...algorithms.job.job import Job
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes
 from ...security.blind.plan import JobPlan
-from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.identity.roster import Roster
 from ...security.ledger.audit import LEDGER
@@ -108,8 +107,7 @@ def reviewed(config: SiloConfig, name: str) -> tuple[bytes, SiloPolicy, list[str
     """
     # Read once: what is approved is what was shown, whatever is offered meanwhile.
     signed = approvals.offered(config, name)
-    roster = rosters.load(config.roster)
-    rosters.verify(roster, config.trust)
+    roster = config.roster_in_use().present
     policy = policies.load(config.policy, config.names)
     return signed, policy, reviewed_under(policy, signed, name, config, roster)
 

@@ -17,8 +17,8 @@ from ...proto import membership_pb2 as pb
 from ...security.identity import invitation
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import utc_now
-from ...security.identity.keys import held_keys
 from ...security.identity.renewal import Renewal, own_renewal
+from ...security.identity.roster_in_use import RosterInUse
 from ..daemon import Daemon
 from ..enrolment import Enrolments, Renewals
 from .guard import GUEST, Context, caller
@@ -44,15 +44,19 @@ class MembershipService:
     """
 
     def __init__(
-        self, daemon: Daemon, enrolments: Enrolments, renewals: Renewals, renewed: asyncio.Event
+        self,
+        daemon: Daemon,
+        in_use: RosterInUse,
+        enrolments: Enrolments,
+        renewals: Renewals,
+        renewed: asyncio.Event,
     ) -> None:
-        """``renewed`` is set once another roster lies on the disk."""
+        """``renewed`` is set once ``in_use`` is another roster than the daemon's."""
         self._daemon = daemon
+        self._in_use = in_use
         self._enrolments = enrolments
         self._renewals = renewals
         self._renewed = renewed
-        # On the disk already, while the daemon with the roster before still ends.
-        self._newest = daemon.roster
         self._publishing = asyncio.Lock()
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.EnrolReply:  # noqa: N802 gRPC's name
@@ -164,16 +168,15 @@ class MembershipService:
     async def _publish(self, data: bytes, founder: str) -> None:
         # In a thread: thousands of entries take seconds, and one founder's key may be stolen.
         roster = await asyncio.to_thread(rosters.parse, data, "the published roster")
-        newest, config = self._newest, self._daemon.config
-        # The answer to the same roster may have been lost.
-        if roster == newest:
-            return
+        # The daemon with the roster before may still be about to end.
+        in_use = self._in_use
         with _own_files(founder):
-            held = held_keys(config.keys)
-        await asyncio.to_thread(rosters.check_next, roster, newest, config.trust, held)
+            in_use.held(roster)
+        # The answer to the same roster may have been lost.
+        if not await asyncio.to_thread(in_use.offered, roster):
+            return
         # Not in a thread: a caller that hangs up must not leave a saved roster unused.
         with _own_files(founder):
-            rosters.save(roster, config.roster)
-        self._newest = roster
+            in_use.keep(roster)
         log.event("roster.published", version=roster.version, founder=founder)
         self._renewed.set()

@@ -347,7 +347,11 @@ def tls_pairs(keys: Keys) -> list[tuple[bytes, bytes]]:
 
     First these, which a roster of ours has, then the member's newer ones, the newest first.
     """
-    held = held_keys(keys.home)
+    try:
+        held = held_keys(keys.home)
+    # A daemon has its own in memory while its files are being replaced.
+    except LocalError:
+        held = (keys,)
     present = [each.entry for each in held].index(keys.entry)
     newer = held[present + 1 :][::-1]
     return [(each.tls_key, each.entry.certificate.encode()) for each in (keys, *newer)]

@@ -157,7 +157,7 @@ def test_a_founder_admits_nothing_but_certificates_that_its_members_signed(here,
     ):
         assert re.search(f"not admitted: {member}: .*{why}", result.output)
     published = rosters.load(tmp_path / "founder.json")
-    assert published == rosters.load(tmp_path / "roster.json")
+    assert published == rosters.load(tmp_path / "state" / "roster.json")
     assert published.entries == rosters.add(world.roster, good, replace=True).entries
 
 

@@ -136,7 +136,9 @@ def attack(world, tmp_path, monkeypatch):
             client = Coordinator(world.path, world.made, world.job)
             client.receipt = world.receipt
             world.client = world.gate.session.client = client
-            agent = Agent(config, SILO, world.made.roster, world.policy, world.gate, world.keys)
+            agent = Agent(
+                config, SILO, world.made.roster, world.policy, world.gate, world.keys, pytest.fail
+            )
             running = asyncio.create_task(agent.run())
             told = asyncio.create_task(client.told.wait())
             async with asyncio.timeout(30):

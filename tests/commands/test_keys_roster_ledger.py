@@ -16,11 +16,8 @@ from support.ledgers import (
 )
 from typer.testing import CliRunner
 
-from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.records import Applied, MessageDigest, TensorDigest
 from staddle.security.policy.release import Release
 
@@ -93,39 +90,6 @@ def test_roster_from_founders_to_verified(folder):
     assert (document["version"], sorted(document["signatures"])) == (4, ["f1", "f2"])
     run("roster", "remove", path, "silo-a")
     assert "signed: nobody" in fails(*verify)
-
-
-def test_a_roster_is_taken_to_where_a_daemon_may_replace_it(tmp_path):
-    made = local_federation.make(tmp_path / "made", ["a", "b"])
-    founder, mounted = load_keys(made.folder / "founder"), made.folder / "roster.json"
-    first = rosters.load(mounted)
-    second = rosters.sign(rosters.remove(first, "b"), founder)
-    state, config = tmp_path / "state", tmp_path / "silo.toml"
-    state.mkdir()
-    pins = f'federation = "local"\nfounders = ["{made.founder}"]\nthreshold = 1\n'
-    written = f'directory = "state"\nroster = "state/roster.json"\n[trust]\n{pins}'
-    config.write_text(written.replace('"local"', f'"{first.federation}"'))
-    place = state / "roster.json"
-    take = ("roster", "take", mounted, "--config", config)
-
-    assert f"{place}: now version {first.version}" in run(*take)
-    assert place.read_bytes() == mounted.read_bytes()
-    # The daemon took a newer one over: an old one in the configuration does no harm.
-    rosters.save(second, place)
-    assert "stays" in run(*take)
-    assert rosters.load(place) == second
-    # One that nobody signed is neither taken, nor kept for its number.
-    rosters.save(rosters.remove(second, "a"), mounted)
-    assert "signed: nobody" in fails(*take)
-    rosters.save(first, mounted)
-    rosters.save(rosters.remove(second, "a"), place)
-    assert "does not count" in run(*take)
-    assert rosters.load(place) == first
-    # Where both are one file, nothing is written.
-    config.write_text(config.read_text().replace("state/roster.json", str(mounted)))
-    before = mounted.stat().st_mtime_ns
-    assert "stays" in run(*take)
-    assert mounted.stat().st_mtime_ns == before
 
 
 def filled(folder):
@@ -302,7 +266,7 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
 def test_help_names_every_command():
     for noun, verbs in [
         ("keys", "new show"),
-        ("roster", "new add remove sign show verify take"),
+        ("roster", "new add remove sign show verify"),
         ("ledger", "verify show summary report rekey"),
         ("ledger", "prove verify-proof consistency verify-consistency export verify-export"),
     ]:

@@ -12,6 +12,7 @@ from staddle.commands.members import membership_client
 from staddle.commands.members.membership_client import FounderFile
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.identity.roster_in_use import RosterInUse
 
 SILOS = ("east", "north", "south", "west")
 BLIND = {"secure_aggregation": "required", "weight_most": 1024}
@@ -27,19 +28,18 @@ JOBS = {
 def founder_of(running: Running):
     """The founder, connected."""
     folder = running.federation.folder
-    founder, present = load_keys(folder / "founder"), rosters.load(folder / "own" / "roster.json")
+    founder, own = load_keys(folder / "founder"), folder / "own" / "roster.json"
+    pins = rosters.Pins(
+        federation="local", threshold=1, founders=(founder.entry.protocol_fingerprint,)
+    )
     document = {
         "version": 1, "coordinator": running.address, "keys": "founder",
-        "roster": "own/roster.json",
-        "trust": rosters.Pins(
-            federation="local", threshold=1, founders=(founder.entry.protocol_fingerprint,)
-        ),
+        "roster": "own/roster.json", "trust": pins,
     }  # fmt: skip
+    in_use = RosterInUse(own, own, pins, folder / "founder")
     config = OperatorConfig.model_validate(document, strict=False)
-    with membership_client.connected(
-        FounderFile(folder / "founder.toml", config, founder, present)
-    ) as calls:
-        yield calls, founder, present
+    with membership_client.connected(FounderFile(folder / "founder.toml", config, in_use)) as calls:
+        yield calls, founder, in_use.present
 
 
 def publish(running: Running, change) -> rosters.Roster:
@@ -56,7 +56,10 @@ def apart(running: Running, name: str) -> None:
     folder = running.federation.folder
     path = folder / name / f"{'coordinator' if name == 'coordinator' else 'silo'}.toml"
     path.write_text(path.read_text().replace("../roster.json", "roster.json"))
-    (folder / name / "roster.json").write_bytes((folder / "roster.json").read_bytes())
+    given = folder / name / "roster.json"
+    given.write_bytes((folder / "roster.json").read_bytes())
+    # As a configuration may lie: whoever runs the daemon cannot write there.
+    given.chmod(0o400)
 
 
 @pytest.mark.timeout(300)
@@ -102,9 +105,9 @@ def test_a_job_continues_while_another_silo_joins_and_leaves(start, document, tm
     running.finished("lung")
 
     folder = running.federation.folder
-    assert rosters.load(folder / "coordinator" / "roster.json") == left
+    assert rosters.load(folder / "coordinator" / "state" / "roster.json") == left
     for silo in SILOS:
-        assert rosters.load(folder / silo / "roster.json").version >= joined.version
+        assert rosters.load(folder / silo / "state" / "roster.json").version >= joined.version
         digests = [each["sha256"] for each in running.events(silo, "roster.reloaded")]
         assert digests[0] == rosters.digest(joined)
         assert {*digests} <= {rosters.digest(joined), rosters.digest(left)}

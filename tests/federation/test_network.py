@@ -95,7 +95,7 @@ class Network:
             gate = Gate(
                 open_client(config.coordinator, keys, roster), ledger, policy, roster, witness
             )
-            self.agents[silo] = Agent(config, silo, roster, policy, gate, keys)
+            self.agents[silo] = Agent(config, silo, roster, policy, gate, keys, pytest.fail)
             assert await self.agents[silo].run() == Exit("")
 
     @contextlib.asynccontextmanager

@@ -285,43 +285,91 @@ def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something(co
     assert [fields for event, fields in told if event == "budget.elsewhere"] == [["old"]] * 2
 
 
-def test_a_full_disk_is_no_reason_to_say_that_the_coordinator_bars_the_silo(config, tmp_path):
-    """A roster that is to be taken over has no place on the disk."""
-    folder = tmp_path / "local"
-    present, founder = rosters.load(config.roster), load_keys(folder / "founder")
+def agent_of(config):
+    """An agent that has a roster to follow, and what watches its files."""
+    watched, made = daemon.WatchedRoster(config), Agent.__new__(Agent)
+    made._roster, made._follow = watched.in_use.present, watched.follow
+    return made, watched
+
+
+@pytest.fixture
+def following(config, tmp_path):
+    """The next roster, which the founder signed, and the founder's keys."""
+    founder = load_keys(tmp_path / "local" / "founder")
     other = create_keys(tmp_path / "other", "other", Role.SILO, "org")
-    following = rosters.encoded(rosters.sign(rosters.add(present, other), founder))
-    keys, made = load_keys(config.keys), Agent.__new__(Agent)
-    made._roster, made._keys = present, keys
-    made._config = config.model_copy(update={"roster": tmp_path / "no folder" / "roster.json"})
-    with pytest.raises(UnwritableError, match="no folder"):
-        made._other_roster(following)
+    return rosters.sign(rosters.add(rosters.load(config.roster), other), founder), founder
+
+
+def test_a_full_disk_is_no_reason_to_say_that_the_coordinator_bars_the_silo(config, following):
+    """A roster that is to be taken over has no place on the disk."""
+    roster, given = following[0], config.roster.read_bytes()
+    made, watched = agent_of(config)
+    shutil.rmtree(config.directory)
+    with pytest.raises(UnwritableError, match=r"roster\.json"):
+        made._other_roster(rosters.encoded(roster))
+    assert not watched.changed
+    config.directory.mkdir()
     # one that its founders have not signed does bar it
-    why = made._other_roster(rosters.encoded(rosters.add(present, other))).why
-    assert "does not take over: roster version" in why
-    made._config = config
-    for _ in range(2):  # asked again before the file has settled
-        assert "holds roster version" in made._other_roster(following).why
-        assert rosters.load(config.roster) == rosters.parse(following, "it")
+    unsigned = roster.model_copy(update={"signatures": {}})
+    assert "does not take over: roster version" in made._other_roster(rosters.encoded(unsigned)).why
+    for _ in range(2):  # asked again before another agent runs
+        assert "holds roster version" in made._other_roster(rosters.encoded(roster)).why
+        assert rosters.load(config.directory / "roster.json") == roster
+        assert watched.changed
+    assert watched.take() == roster
+    # The configuration may be read-only, and counts no more where it is older.
+    assert config.roster.read_bytes() == given
+    assert config.roster_in_use().present == roster
 
 
 def test_a_coordinator_cannot_replace_the_newer_roster_that_a_silo_was_given_by_hand(
-    config, tmp_path
+    config, following
 ):
-    folder = tmp_path / "local"
-    present, founder = rosters.load(config.roster), load_keys(folder / "founder")
+    grown, founder = following
+    present = rosters.load(config.roster)
     operator = next(each.id for each in present.having(Role.OPERATOR))
-    other = create_keys(tmp_path / "other", "other", Role.SILO, "org")
-    grown = rosters.sign(rosters.add(present, other), founder)
     newest = rosters.sign(rosters.remove(grown, operator), founder)
-    made = Agent.__new__(Agent)
-    made._config, made._roster, made._keys = config, present, load_keys(config.keys)
+    made, watched = agent_of(config)
     rosters.save(newest, config.roster)
-    assert "is not newer than version" in made._other_roster(rosters.encoded(grown)).why
-    assert "is not newer than version" in made._other_roster(rosters.encoded(present)).why
-    assert rosters.load(config.roster) == newest
-    # a file that counts for nothing is replaced
-    for spoilt in (rosters.encoded(rosters.remove(grown, operator)), b"{"):
-        config.roster.write_bytes(spoilt)
-        assert "holds roster version" in made._other_roster(rosters.encoded(grown)).why
-        assert rosters.load(config.roster) == grown
+    for now in (0, 60):
+        assert watched.look(now) == ""
+    for older in (grown, present):
+        assert "is not newer than version" in made._other_roster(rosters.encoded(older)).why
+    assert watched.take() == newest
+    assert config.roster_in_use().present == newest
+    # What the coordinator had first may be placed by hand later: that is no change.
+    assert watched.look(120) == ""
+    assert not watched.changed
+    # a file that counts for nothing keeps nobody from a newer one
+    latest = rosters.sign(rosters.add(newest, grown["other"], replace=True), founder)
+    config.roster.write_bytes(b"{")
+    assert "holds roster version" in made._other_roster(rosters.encoded(latest)).why
+    assert watched.take() == latest
+
+
+def test_the_same_roster_by_both_ways_is_one_change(config, following):
+    made, watched = agent_of(config)
+    made._other_roster(rosters.encoded(following[0]))
+    assert watched.take() == following[0]
+    rosters.save(following[0], config.roster)
+    for now in (0, 60):
+        assert watched.look(now) == ""
+    assert not watched.changed
+
+
+def test_a_roster_that_was_in_force_once_is_not_undone_by_an_older_file(config, serve, following):
+    before = config.roster.read_bytes()
+    rosters.save(following[0], config.roster)
+    serve()
+    config.roster.write_bytes(before)
+    assert serve()[-1]["roster"] == rosters.digest(following[0])
+
+
+def test_keys_that_are_gone_end_no_agent_at_a_reload(config, serve, reload, following):
+    def changes(changed):
+        rosters.save(following[0], config.roster)
+        shutil.move(config.keys, config.keys.with_name("away"))
+        return reload(changed)
+
+    serve.ends.append(changes)
+    assert [record["type"] for record in serve()][-3:] == ["stop", "start", "roster.change"]

@@ -154,14 +154,16 @@ def damaged_outbox(made, world, job):
     path = folder.path / "outbox-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     config = SiloConfig.model_construct(directory=world.path.parent)
-    return Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys), folder
+    return Agent(
+        config, "silo-a", made.roster, world.policy, world.gate, world.keys, pytest.fail
+    ), folder
 
 
 def test_a_job_that_is_offered_again_stays_on_its_records(made, tmp_path):
     """What it has paid and drawn is of these."""
     world = World(made, tmp_path)
     config = SiloConfig.model_construct(directory=tmp_path)
-    agent = Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys)
+    agent = Agent(config, "silo-a", made.roster, world.policy, world.gate, world.keys, pytest.fail)
     signed, folder = made.signed("simple"), JobFolder(tmp_path / "jobs" / "simple")
     for before, why in (("data", ""), ("scans", "this job began on data set 'scans'")):
         folder.accept(signed, before)

@@ -270,7 +270,8 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
                 paid = budgets.paid_by(opened)
                 gate = Gate(client, ledger, rules, world.roster, witness, paid)
                 config = config.model_copy(update={"coordinator": address})
-                agent = Agent(config, SILO, world.roster, rules, gate, keys, opened)
+                follow = config.roster_in_use().offered
+                agent = Agent(config, SILO, world.roster, rules, gate, keys, follow, opened)
                 await told_all(hostile, agent, seconds)
         write_stop(ledger, "asked to stop")
     assert complaints == [], complaints

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import ssl
 import stat
 
@@ -268,6 +269,9 @@ def test_a_renewed_certificate_lies_next_to_the_old_one_and_all_else_stays(folde
     # whoever has an older roster than the coordinator tries the new one, and nobody an old one
     assert [pair[0] for pair in k.tls_pairs(first)] == [first.tls_key, renewed.tls_key]
     assert [pair[0] for pair in k.tls_pairs(renewed)] == [renewed.tls_key]
+    away = shutil.move(first.home, first.home.with_name("away"))
+    assert [pair[0] for pair in k.tls_pairs(first)] == [first.tls_key]
+    shutil.move(away, first.home)
 
     # the roster says which one counts
     assert k.load_keys(folder, [renewed.entry]).tls_key == renewed.tls_key

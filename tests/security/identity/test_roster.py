@@ -1,5 +1,6 @@
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from staddle.security.identity.certificate import self_signed
 from staddle.security.identity.domains import ENTRY
 from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry_bytes, load_keys
 from staddle.security.identity.roster import Pins, Roster
+from staddle.security.identity.roster_in_use import RosterInUse
 
 MEMBERS = {
     "coordinator": Role.COORDINATOR, "f1": Role.FOUNDER, "f2": Role.FOUNDER, "f3": Role.FOUNDER,
@@ -241,11 +243,12 @@ def test_too_few_pins_are_not_blamed_on_a_founder(made, keys):
 
 def test_a_mistyped_pin_that_is_not_needed_now_is_named_by_check(made, keys, tmp_path):
     """Its founder may have to sign the next roster."""
-    rosters.save(made.roster, tmp_path / "roster.json")
+    place = tmp_path / "roster.json"
+    rosters.save(made.roster, place)
     f1, f2, f3 = fingerprints(keys, "f1", "f2", "f3")
     for third, said in ((f3, "it fits the pins"), (mistyped(f3), "a pin does not fit: SHA256:")):
         pins = made.pins.model_copy(update={"founders": (f1, f2, third)})
-        assert said in preflight.roster(tmp_path / "roster.json", pins)[1]
+        assert said in preflight.roster(partial(RosterInUse, place, place, pins, tmp_path), pins)[1]
 
 
 @pytest.mark.parametrize("text", ["SHA256:" + "a" * 42, "SHA256:" + "a" * 44, "f" * 64, ""])

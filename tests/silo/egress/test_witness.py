@@ -125,7 +125,7 @@ def private_round(made, world):
     """The agent at the first round of a private job; nothing of it is on the disk."""
     job = private_job(made)
     config = SiloConfig.model_construct(directory=world.path.parent)
-    agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
+    agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys, pytest.fail)
     admitted = Admitted(
         JobPlan(job), Declared.of(job.document(), RECORDS), "operator", None, None, {}, {}
     )
