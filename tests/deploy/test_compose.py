@@ -37,18 +37,6 @@ def test_a_service_starts_and_is_asked_by_commands_that_exist(services, name, ro
     assert {f"{role} run", "health"} <= COMMANDS.keys()
 
 
-@pytest.mark.parametrize(("name", "role"), ROLES.items())
-def test_a_service_has_a_roster_that_it_may_replace(services, name, role):
-    taking, daemon = services[f"{name}-roster"], services[name]
-    file = f"/etc/staddle/{role}.toml"
-    assert taking["command"] == ["roster", "take", "/etc/staddle/roster.json", "--config", file]
-    assert "roster take" in COMMANDS
-    assert (taking["network_mode"], taking["restart"], taking["read_only"]) == ("none", "no", True)
-    assert taking["volumes"] == [each for each in daemon["volumes"] if "/data" not in each]
-    done = {"condition": "service_completed_successfully"}
-    assert daemon["depends_on"] == {f"{name}-roster": done}
-
-
 def test_the_image_is_of_the_release_of_the_package(services):
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     images = {service["image"] for service in services.values()}
