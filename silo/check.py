@@ -4,7 +4,7 @@ It changes nothing and trains nothing.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from ..security import preflight
 from ..security.dp.rdp import shown
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
+from ..security.identity.roster_in_use import RosterInUse
 from ..security.ledger.records import Intent, ProtocolMessage, SumSigned
 from ..security.policy import policy as policies
 from ..security.policy.file import BudgetTable as DatasetTable
@@ -47,18 +48,22 @@ from .job_folder import JobFolder, check_same_records, kept_split_key, recorded
 STATES = 3
 
 
-def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
+def check(
+    path: Path,
+    jobs: Sequence[Path] = (),
+    in_use: Callable[[SiloConfig], RosterInUse] = SiloConfig.roster_in_use,
+) -> PreflightReport:
     """Findings in running order; a step that needs one that failed is skipped.
 
-    ``jobs`` are files of signed jobs, judged as if they were offered now. Failures are findings,
-    not exceptions.
+    ``jobs`` are files of signed jobs, judged as if they were offered now, by the roster ``in_use``.
+    Failures are findings, not exceptions.
     """
     report = PreflightReport()
     config = report.look("configuration", partial(_config, path))
     if config is None:
         return report
     keys, roster = preflight.identity(
-        report, config.keys, config.roster_in_use, config.trust, Role.SILO
+        report, config.keys, partial(in_use, config), config.trust, Role.SILO
     )
     policy = report.look("policy", partial(_policy, config))
     for name in config.sources:

@@ -1,14 +1,12 @@
 """``staddle silo``: the agent."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ... import log
-from ...errors import LocalError, PeerError
 from ...security.log.lock import locked
 from ...silo import config as configs
 from ...silo.check import check as checked
@@ -16,7 +14,7 @@ from ...silo.daemon import serve
 from ...silo.job_folder import new_split_key
 from ..federation import systemd
 from ..terminal import output, printer
-from ..terminal.newest_roster import taken_over
+from ..terminal.newest_roster import newest_in_use
 
 
 def check(
@@ -32,14 +30,11 @@ def check(
     Exit code 1 if one fails.
 
     No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake, a
-    health call, and one for the newest roster, which is taken over if the founders signed it.
+    health call, and one for the newest roster, which counts here if the founders signed it.
     """
-    # A roster of before others joined would fail jobs that the agent takes. What is wrong with keys
-    # or roster is a finding below.
-    with suppress(LocalError, PeerError):
-        taken_over(configs.load(config))
+    # A roster of before others joined would fail jobs that the agent takes.
     # Jobs are judged by the agent's own code, so that both give the same answer.
-    output.show(checked(config, job or []), as_json)
+    output.show(checked(config, job or [], newest_in_use), as_json)
 
 
 def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:

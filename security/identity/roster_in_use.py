@@ -106,12 +106,16 @@ class RosterInUse:
             rosters.save(roster, self._kept)
         self._saved = self.present = roster
 
-    def take_over(self, roster: Roster) -> bool:
-        """Keep a coordinator's roster if it is newer; whether it is.
+    def newer(self, roster: Roster) -> bool:
+        """Whether a coordinator's roster, like ``offered``, is newer.
 
         An older one may be that of a coordinator which missed a change.
         """
-        newer = roster.version > self.present.version and self.offered(roster)
+        return roster.version > self.present.version and self.offered(roster)
+
+    def take_over(self, roster: Roster) -> bool:
+        """Keep a coordinator's roster if it is newer; whether it is."""
+        newer = self.newer(roster)
         if newer:
             self.keep(roster)
         return newer

@@ -158,7 +158,7 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
         "classes": ["no", "yes"], "features": ["age"],
     }  # fmt: skip
     assert not policies.load_alone(tmp_path / "south" / "policy.toml", "data").file.allow
-    rosters.save(rosters.load(folder / "coordinator" / "roster.json"), mine)
+    rosters.save(rosters.load(folder / "coordinator" / "state" / "roster.json"), mine)
     stale = rosters.parse(
         canonical_json(json.loads((tmp_path / "west.invitation").read_bytes())["roster"]), "it"
     )
@@ -166,7 +166,11 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
     checked = CliRunner().invoke(
         app, ["silo", "check", "--config", str(tmp_path / "south" / "silo.toml")]
     )
-    assert "roster.json: version 4 was taken over, in place of 3" in checked.output
+    assert "roster version 4 of the coordinator counts, in place of 3" in checked.output
+    assert "version 4 of 'lung'" in checked.output
+    # It changes nothing: the agent takes it over by itself.
+    assert rosters.load(tmp_path / "south" / "roster.json") == stale
+    assert not (tmp_path / "south" / "state").exists()
     assert "in roster version 4 already" in fails("invite", "east", "west", *founder)
     assert not (tmp_path / "east.invitation").exists()
 

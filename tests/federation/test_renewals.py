@@ -104,9 +104,9 @@ def test_certificates_are_renewed_while_a_job_runs(start, document, monkeypatch)
     running.check_models(job, simulate(job, running.shards(job.silos)))
 
     # Everybody has the last roster, in which all certificates are others.
-    after = rosters.load(running.federation.folder / "coordinator" / "roster.json")
+    after = rosters.load(running.federation.folder / "coordinator" / "state" / "roster.json")
     assert after.version == before.version + 2
-    for name in ("east/", "north/", "operator-", "founder-"):
+    for name in ("east/state/", "north/state/", "operator-", "founder-"):
         assert rosters.load(running.federation.folder / f"{name}roster.json") == after
     old = {entry.spki_sha256 for entry in before.entries}
     assert old.isdisjoint(entry.spki_sha256 for entry in after.entries)
