@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 
 from ..algorithms.tasks.counting import ScoreForm
 from ..errors import LocalError
@@ -122,11 +123,14 @@ def total(lines: Sequence[Totals]) -> Totals:
 
 
 def job_lines(
-    jobs: Sequence[SiloJobStatus], facts: SiloFacts | None, waiting: Sequence[WaitingJob] = ()
+    jobs: Sequence[SiloJobStatus],
+    facts: SiloFacts | None,
+    waiting: Sequence[WaitingJob] = (),
+    gone: Mapping[str, float] = MappingProxyType({}),
 ) -> list[SiloJobLine]:
     """Jobs about which a person decides, accepted ones, and those declined and not accepted since.
 
-    The newest of each stand first.
+    Last come those that waited and are ``gone``. The newest of each stand first.
     """
     offered = list(map(_offered, reversed(waiting)))
     lines = offered + [
@@ -140,14 +144,21 @@ def job_lines(
         )
         for job in reversed(jobs)
     ]
-    known = {line.name for line in lines}
-    return lines + [line for line in _declined(facts) if line.name not in known]
+    newest = sorted(gone, key=gone.__getitem__, reverse=True)
+    left = [SiloJobLine(name, "no longer offered", at=_time(gone[name])) for name in newest]
+    for more in (_declined(facts), left):
+        known = {line.name for line in lines}
+        lines += [line for line in more if line.name not in known]
+    return lines
+
+
+def _time(since: float) -> str:
+    return dt.datetime.fromtimestamp(since, dt.UTC).isoformat()
 
 
 def _offered(waiting: WaitingJob) -> SiloJobLine:
     decision = waiting.decision
-    since = dt.datetime.fromtimestamp(waiting.since, dt.UTC).isoformat()
-    state, at, why = "waits for a person", since, ""
+    state, at, why = "waits for a person", _time(waiting.since), ""
     if decision is not None:
         state, at, why = f"{decision.answer} by a person", decision.time, decision.reason
     reasons = tuple(filter(None, [why]))

@@ -138,7 +138,8 @@ class SiloSite:
 
     def _job_list(self, _: Parameters) -> Mapping[str, Any]:
         waiting = approvals.waiting(self._config)
-        lines = page.job_lines(self._jobs.get(), self._facts.found, waiting)
+        gone = approvals.gone(self._config.directory)
+        lines = page.job_lines(self._jobs.get(), self._facts.found, waiting, gone)
         return {"jobs": lines, **self._verdict()}
 
     def _offered(self, parameters: Parameters) -> Mapping[str, Any]:

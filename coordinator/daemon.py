@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -385,6 +386,11 @@ class Daemon:
             if (task := task_for(run.state, silo)) is not None:
                 return run, task
         return None
+
+    def open_offers(self, silo: str) -> list[bytes]:
+        """The SHA-256 of each signed job that waits for this silo, or would take another answer."""
+        waits = (run for run in self.runs if run.state.is_open_to(silo))
+        return [sha256(run.signed).digest() for run in waits]
 
     def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
         """Keep a silo's contribution to the key of a job before it accepts.

@@ -27,17 +27,17 @@ from staddle.proto import secure_pb2 as staddle_dot_proto_dot_secure__pb2
 from staddle.proto import tensor_pb2 as staddle_dot_proto_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/secure.proto\x1a\x1astaddle/proto/tensor.proto\"\x93\x01\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\x12\x11\n\tchallenge\x18\x05 \x01(\x0c\x12\x10\n\x08software\x18\x06 \x01(\t\x12\r\n\x05\x63lock\x18\x07 \x01(\x04\"y\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x0e\n\x06roster\x18\x06 \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xcc\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x12&\n\x07witness\x18\x05 \x01(\x0b\x32\x13.staddle.v1.WitnessH\x00\x42\x06\n\x04\x62ody\"\t\n\x07Nothing\"^\n\x07Witness\x12$\n\x05\x61sked\x18\x01 \x03(\x0b\x32\x15.staddle.v1.Challenge\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.staddle.v1.Attestation\",\n\tChallenge\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"l\n\x0b\x41ttestation\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\r\n\x0b\x41ttestReply\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"g\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\x12\r\n\x05heads\x18\x06 \x03(\x0c\"\\\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"A\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\x12$\n\x05\x61sked\x18\x02 \x03(\x0b\x32\x15.staddle.v1.Challenge\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"R\n\x0eWeightsRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x1c\n\x0cWeightsPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"W\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\"`\n\x0fStandingRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\t\"G\n\rStandingReply\x12\x10\n\x08received\x18\x01 \x01(\x04\x12$\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.staddle.v1.Receipt*\xce\x05\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x15\n\x11\x45RROR_CODE_BOUNDS\x10\x10\x12\x15\n\x11\x45RROR_CODE_LEDGER\x10\x11\x12\x15\n\x11\x45RROR_CODE_SECURE\x10\x12\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19\x12\x15\n\x11\x45RROR_CODE_BUDGET\x10\x1a\x12\x16\n\x12\x45RROR_CODE_WAITING\x10\x1b\x12\x1b\n\x17\x45RROR_CODE_NOT_APPROVED\x10\x1c*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\xd6\x06\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x41\n\x07Weights\x12\x1a.staddle.v1.WeightsRequest\x1a\x18.staddle.v1.WeightsPiece0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x12\x42\n\x08Standing\x12\x1b.staddle.v1.StandingRequest\x1a\x19.staddle.v1.StandingReply\x12:\n\x06\x41ttest\x12\x17.staddle.v1.Attestation\x1a\x17.staddle.v1.AttestReply\x12;\n\x06Secure\x12\x18.staddle.v1.SecureUpload\x1a\x17.staddle.v1.SecureTaken\x12@\n\nSecureNext\x12\x16.staddle.v1.SecurePoll\x1a\x1a.staddle.v1.SecureDelivery\x12>\n\nContribute\x12\x17.staddle.v1.Contributed\x1a\x17.staddle.v1.SecureTaken\x12\x35\n\x08GroupKey\x12\x13.staddle.v1.KeyPoll\x1a\x14.staddle.v1.KeyReply\x12?\n\x06Padded\x12\x1c.staddle.v1.PaddedWordUpload\x1a\x17.staddle.v1.SecureTakenb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estaddle/proto/federation.proto\x12\nstaddle.v1\x1a\x1astaddle/proto/secure.proto\x1a\x1astaddle/proto/tensor.proto\"\x93\x01\n\x0cHelloRequest\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x15\n\rroster_digest\x18\x04 \x01(\x0c\x12\x11\n\tchallenge\x18\x05 \x01(\x0c\x12\x10\n\x08software\x18\x06 \x01(\t\x12\r\n\x05\x63lock\x18\x07 \x01(\x04\"y\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x65\x61t_seconds\x18\x03 \x01(\r\x12\x14\n\x0chold_seconds\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x0e\n\x06roster\x18\x06 \x01(\x0c\"\x1e\n\x0bPollRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\xf9\x01\n\x04Task\x12&\n\x07nothing\x18\x01 \x01(\x0b\x32\x13.staddle.v1.NothingH\x00\x12\"\n\x05offer\x18\x02 \x01(\x0b\x32\x11.staddle.v1.OfferH\x00\x12\"\n\x05round\x18\x03 \x01(\x0b\x32\x11.staddle.v1.RoundH\x00\x12$\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.staddle.v1.FinishH\x00\x12&\n\x07witness\x18\x05 \x01(\x0b\x32\x13.staddle.v1.WitnessH\x00\x12+\n\x0bopen_offers\x18\x06 \x01(\x0b\x32\x16.staddle.v1.OpenOffersB\x06\n\x04\x62ody\"\t\n\x07Nothing\"#\n\nOpenOffers\x12\x15\n\rsigned_sha256\x18\x01 \x03(\x0c\"^\n\x07Witness\x12$\n\x05\x61sked\x18\x01 \x03(\x0b\x32\x15.staddle.v1.Challenge\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.staddle.v1.Attestation\",\n\tChallenge\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"l\n\x0b\x41ttestation\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x0c\n\x04held\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\r\n\x0b\x41ttestReply\"<\n\x05Offer\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\x12\n\nsigned_job\x18\x03 \x01(\x0c\"g\n\x05Round\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x63ohort\x18\x04 \x03(\t\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\x12\r\n\x05heads\x18\x06 \x03(\x0c\"\\\n\x06\x46inish\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\r\x12\x11\n\tcompleted\x18\x04 \x01(\x08\x12\x0f\n\x07\x63ounted\x18\x05 \x01(\r\":\n\x0b\x42\x65\x61tRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\"A\n\tBeatReply\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\x12$\n\x05\x61sked\x18\x02 \x03(\x0b\x32\x15.staddle.v1.Challenge\"\x9b\x01\n\rAnswerRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.staddle.v1.AnswerKind\x12#\n\x04\x63ode\x18\x06 \x01(\x0e\x32\x15.staddle.v1.ErrorCode\"\r\n\x0b\x41nswerReply\"O\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\"R\n\x0eWeightsRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x1c\n\x0cWeightsPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"W\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04head\x18\x05 \x01(\x0c\"`\n\x0fStandingRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\njob_digest\x18\x03 \x01(\x0c\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0c\n\x04part\x18\x05 \x01(\t\"G\n\rStandingReply\x12\x10\n\x08received\x18\x01 \x01(\x04\x12$\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.staddle.v1.Receipt*\xce\x05\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x15\n\x11\x45RROR_CODE_ROSTER\x10\x02\x12\x17\n\x13\x45RROR_CODE_IDENTITY\x10\x03\x12\x16\n\x12\x45RROR_CODE_SESSION\x10\x04\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\x05\x12\x1a\n\x16\x45RROR_CODE_UNKNOWN_JOB\x10\x06\x12\x1b\n\x17\x45RROR_CODE_ROUND_CLOSED\x10\x07\x12\x17\n\x13\x45RROR_CODE_MANIFEST\x10\x08\x12\x15\n\x11\x45RROR_CODE_LENGTH\x10\t\x12\x15\n\x11\x45RROR_CODE_DIGEST\x10\n\x12\x19\n\x15\x45RROR_CODE_NOT_FINITE\x10\x0b\x12\x16\n\x12\x45RROR_CODE_STORAGE\x10\x0c\x12\x17\n\x13\x45RROR_CODE_STOPPING\x10\r\x12\x1a\n\x16\x45RROR_CODE_INTERRUPTED\x10\x0e\x12\x15\n\x11\x45RROR_CODE_WEIGHT\x10\x0f\x12\x15\n\x11\x45RROR_CODE_BOUNDS\x10\x10\x12\x15\n\x11\x45RROR_CODE_LEDGER\x10\x11\x12\x15\n\x11\x45RROR_CODE_SECURE\x10\x12\x12\x1c\n\x18\x45RROR_CODE_JOB_SIGNATURE\x10\x14\x12\x1a\n\x16\x45RROR_CODE_JOB_INVALID\x10\x15\x12\x15\n\x11\x45RROR_CODE_POLICY\x10\x16\x12\x13\n\x0f\x45RROR_CODE_DATA\x10\x17\x12\x17\n\x13\x45RROR_CODE_TRAINING\x10\x18\x12\x17\n\x13\x45RROR_CODE_DELIVERY\x10\x19\x12\x15\n\x11\x45RROR_CODE_BUDGET\x10\x1a\x12\x16\n\x12\x45RROR_CODE_WAITING\x10\x1b\x12\x1b\n\x17\x45RROR_CODE_NOT_APPROVED\x10\x1c*\x88\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41NSWER_KIND_ACCEPT\x10\x01\x12\x17\n\x13\x41NSWER_KIND_DECLINE\x10\x02\x12\x16\n\x12\x41NSWER_KIND_FAILED\x10\x03\x12\x14\n\x10\x41NSWER_KIND_DONE\x10\x04\x32\xd6\x06\n\nFederation\x12\x39\n\x05Hello\x12\x18.staddle.v1.HelloRequest\x1a\x16.staddle.v1.HelloReply\x12\x31\n\x04Poll\x12\x17.staddle.v1.PollRequest\x1a\x10.staddle.v1.Task\x12\x36\n\x04\x42\x65\x61t\x12\x17.staddle.v1.BeatRequest\x1a\x15.staddle.v1.BeatReply\x12<\n\x06\x41nswer\x12\x19.staddle.v1.AnswerRequest\x1a\x17.staddle.v1.AnswerReply\x12\x36\n\x05\x46\x65tch\x12\x18.staddle.v1.FetchRequest\x1a\x11.staddle.v1.Frame0\x01\x12\x41\n\x07Weights\x12\x1a.staddle.v1.WeightsRequest\x1a\x18.staddle.v1.WeightsPiece0\x01\x12\x32\n\x06Upload\x12\x11.staddle.v1.Frame\x1a\x13.staddle.v1.Receipt(\x01\x12\x42\n\x08Standing\x12\x1b.staddle.v1.StandingRequest\x1a\x19.staddle.v1.StandingReply\x12:\n\x06\x41ttest\x12\x17.staddle.v1.Attestation\x1a\x17.staddle.v1.AttestReply\x12;\n\x06Secure\x12\x18.staddle.v1.SecureUpload\x1a\x17.staddle.v1.SecureTaken\x12@\n\nSecureNext\x12\x16.staddle.v1.SecurePoll\x1a\x1a.staddle.v1.SecureDelivery\x12>\n\nContribute\x12\x17.staddle.v1.Contributed\x1a\x17.staddle.v1.SecureTaken\x12\x35\n\x08GroupKey\x12\x13.staddle.v1.KeyPoll\x1a\x14.staddle.v1.KeyReply\x12?\n\x06Padded\x12\x1c.staddle.v1.PaddedWordUpload\x1a\x17.staddle.v1.SecureTakenb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'staddle.proto.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1909
-  _globals['_ERRORCODE']._serialized_end=2627
-  _globals['_ANSWERKIND']._serialized_start=2630
-  _globals['_ANSWERKIND']._serialized_end=2766
+  _globals['_ERRORCODE']._serialized_start=1991
+  _globals['_ERRORCODE']._serialized_end=2709
+  _globals['_ANSWERKIND']._serialized_start=2712
+  _globals['_ANSWERKIND']._serialized_end=2848
   _globals['_HELLOREQUEST']._serialized_start=103
   _globals['_HELLOREQUEST']._serialized_end=250
   _globals['_HELLOREPLY']._serialized_start=252
@@ -45,43 +45,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLLREQUEST']._serialized_start=375
   _globals['_POLLREQUEST']._serialized_end=405
   _globals['_TASK']._serialized_start=408
-  _globals['_TASK']._serialized_end=612
-  _globals['_NOTHING']._serialized_start=614
-  _globals['_NOTHING']._serialized_end=623
-  _globals['_WITNESS']._serialized_start=625
-  _globals['_WITNESS']._serialized_end=719
-  _globals['_CHALLENGE']._serialized_start=721
-  _globals['_CHALLENGE']._serialized_end=765
-  _globals['_ATTESTATION']._serialized_start=767
-  _globals['_ATTESTATION']._serialized_end=875
-  _globals['_ATTESTREPLY']._serialized_start=877
-  _globals['_ATTESTREPLY']._serialized_end=890
-  _globals['_OFFER']._serialized_start=892
-  _globals['_OFFER']._serialized_end=952
-  _globals['_ROUND']._serialized_start=954
-  _globals['_ROUND']._serialized_end=1057
-  _globals['_FINISH']._serialized_start=1059
-  _globals['_FINISH']._serialized_end=1151
-  _globals['_BEATREQUEST']._serialized_start=1153
-  _globals['_BEATREQUEST']._serialized_end=1211
-  _globals['_BEATREPLY']._serialized_start=1213
-  _globals['_BEATREPLY']._serialized_end=1278
-  _globals['_ANSWERREQUEST']._serialized_start=1281
-  _globals['_ANSWERREQUEST']._serialized_end=1436
-  _globals['_ANSWERREPLY']._serialized_start=1438
-  _globals['_ANSWERREPLY']._serialized_end=1451
-  _globals['_FETCHREQUEST']._serialized_start=1453
-  _globals['_FETCHREQUEST']._serialized_end=1532
-  _globals['_WEIGHTSREQUEST']._serialized_start=1534
-  _globals['_WEIGHTSREQUEST']._serialized_end=1616
-  _globals['_WEIGHTSPIECE']._serialized_start=1618
-  _globals['_WEIGHTSPIECE']._serialized_end=1646
-  _globals['_RECEIPT']._serialized_start=1648
-  _globals['_RECEIPT']._serialized_end=1735
-  _globals['_STANDINGREQUEST']._serialized_start=1737
-  _globals['_STANDINGREQUEST']._serialized_end=1833
-  _globals['_STANDINGREPLY']._serialized_start=1835
-  _globals['_STANDINGREPLY']._serialized_end=1906
-  _globals['_FEDERATION']._serialized_start=2769
-  _globals['_FEDERATION']._serialized_end=3623
+  _globals['_TASK']._serialized_end=657
+  _globals['_NOTHING']._serialized_start=659
+  _globals['_NOTHING']._serialized_end=668
+  _globals['_OPENOFFERS']._serialized_start=670
+  _globals['_OPENOFFERS']._serialized_end=705
+  _globals['_WITNESS']._serialized_start=707
+  _globals['_WITNESS']._serialized_end=801
+  _globals['_CHALLENGE']._serialized_start=803
+  _globals['_CHALLENGE']._serialized_end=847
+  _globals['_ATTESTATION']._serialized_start=849
+  _globals['_ATTESTATION']._serialized_end=957
+  _globals['_ATTESTREPLY']._serialized_start=959
+  _globals['_ATTESTREPLY']._serialized_end=972
+  _globals['_OFFER']._serialized_start=974
+  _globals['_OFFER']._serialized_end=1034
+  _globals['_ROUND']._serialized_start=1036
+  _globals['_ROUND']._serialized_end=1139
+  _globals['_FINISH']._serialized_start=1141
+  _globals['_FINISH']._serialized_end=1233
+  _globals['_BEATREQUEST']._serialized_start=1235
+  _globals['_BEATREQUEST']._serialized_end=1293
+  _globals['_BEATREPLY']._serialized_start=1295
+  _globals['_BEATREPLY']._serialized_end=1360
+  _globals['_ANSWERREQUEST']._serialized_start=1363
+  _globals['_ANSWERREQUEST']._serialized_end=1518
+  _globals['_ANSWERREPLY']._serialized_start=1520
+  _globals['_ANSWERREPLY']._serialized_end=1533
+  _globals['_FETCHREQUEST']._serialized_start=1535
+  _globals['_FETCHREQUEST']._serialized_end=1614
+  _globals['_WEIGHTSREQUEST']._serialized_start=1616
+  _globals['_WEIGHTSREQUEST']._serialized_end=1698
+  _globals['_WEIGHTSPIECE']._serialized_start=1700
+  _globals['_WEIGHTSPIECE']._serialized_end=1728
+  _globals['_RECEIPT']._serialized_start=1730
+  _globals['_RECEIPT']._serialized_end=1817
+  _globals['_STANDINGREQUEST']._serialized_start=1819
+  _globals['_STANDINGREQUEST']._serialized_end=1915
+  _globals['_STANDINGREPLY']._serialized_start=1917
+  _globals['_STANDINGREPLY']._serialized_end=1988
+  _globals['_FEDERATION']._serialized_start=2851
+  _globals['_FEDERATION']._serialized_end=3705
 # @@protoc_insertion_point(module_scope)

@@ -123,22 +123,30 @@ class PollRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nothing", "offer", "round", "finish", "witness")
+    __slots__ = ("nothing", "offer", "round", "finish", "witness", "open_offers")
     NOTHING_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     WITNESS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_OFFERS_FIELD_NUMBER: _ClassVar[int]
     nothing: Nothing
     offer: Offer
     round: Round
     finish: Finish
     witness: Witness
-    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., witness: _Optional[_Union[Witness, _Mapping]] = ...) -> None: ...
+    open_offers: OpenOffers
+    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., witness: _Optional[_Union[Witness, _Mapping]] = ..., open_offers: _Optional[_Union[OpenOffers, _Mapping]] = ...) -> None: ...
 
 class Nothing(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class OpenOffers(_message.Message):
+    __slots__ = ("signed_sha256",)
+    SIGNED_SHA256_FIELD_NUMBER: _ClassVar[int]
+    signed_sha256: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, signed_sha256: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Witness(_message.Message):
     __slots__ = ("asked", "attestations")

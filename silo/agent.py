@@ -96,6 +96,8 @@ PAUSE_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 # between two looks at our own certificate, whether it is to be renewed
 RENEWAL_SECONDS = 3600.0
+# events of jobs that are no longer offered, and of those that are again
+MOVED = {approvals.GONE: "job.gone", approvals.OFFERS: "job.waits"}
 # before a job that was declined is judged again under the same policy
 DECIDE_AGAIN_SECONDS = 60.0
 
@@ -149,6 +151,9 @@ class Agent:
 
         # The answers of this agent, whose policy stays the same, by SHA-256 of the signed job.
         self._declined: dict[bytes, Declined] = {}
+
+        # What the coordinator said last that it offers, by SHA-256 of the signed jobs.
+        self._open_offers: frozenset[bytes] | None = None
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
@@ -307,10 +312,21 @@ class Agent:
         # A coordinator that answers polls at once with nothing would make this silo spin.
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        task = _task(self._roster.coordinator.id, await self._gate.session.poll())
+        told = await self._gate.session.poll()
+        self._sort_offers(told)
+        task = _task(self._roster.coordinator.id, told)
         if task is None and loop.time() - asked < PAUSE_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
         return TaskReceived(task)
+
+    def _sort_offers(self, told: pb.Task) -> None:
+        """Note which offers the coordinator no longer makes; an older one does not say."""
+        open_offers = frozenset(told.open_offers.signed_sha256)
+        if told.HasField("open_offers") and open_offers != self._open_offers:
+            moved = approvals.sort_offers(self._config.directory, open_offers)
+            for job, kind in moved.items():
+                log.event(MOVED[kind], job=job)
+            self._open_offers = open_offers
 
     async def _connect(self, attempt: int) -> Event:
         # Doubled each time, with jitter: after an outage not all silos greet in the same instant.
@@ -349,6 +365,8 @@ class Agent:
         except TurnedAwayError:
             raise
         except RefusedError as error:
+            # It waited for a person under another policy, or by other records.
+            approvals.drop_offer(self._config.directory, offer.job, offer.signed)
             # An operator signed it: a person may have the policy allow it, without its file.
             if error.code == "POLICY":
                 approvals.keep_declined(self._config.directory, offer.job, offer.signed)

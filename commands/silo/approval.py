@@ -47,7 +47,7 @@ def jobs(
     config: ConfigFile,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """List the jobs that wait for a person, were declined, run, or have ended.
+    """List the jobs that wait for a person, are no longer offered, were declined, run or ended.
 
     Reads the disk and disturbs no agent.
     """
@@ -175,11 +175,10 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
     waiting = approvals.waiting(config)
     for each in waiting:
         decision = each.decision
-        since = dt.datetime.fromtimestamp(each.since, dt.UTC).isoformat(timespec="seconds")
-        state, why = "waits for a person", ""
+        row = ("waits for a person", _time(each.since), "")
         if decision is not None:
-            state, since, why = decision.answer, decision.time, decision.reason
-        yield each.job, state, since, why
+            row = (decision.answer, decision.time, decision.reason)
+        yield each.job, *row
 
     found = status.read(config)
     for own in found.jobs:
@@ -190,9 +189,17 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
     known = {each.job for each in waiting} | {own.job for own in found.jobs}
     kept = set(approvals.declined(config.directory))
     answer = {True: "declined; silo accept", False: "declined"}
+    others = {
+        name: ("no longer offered", _time(since), "")
+        for name, since in approvals.gone(config.directory).items()
+    }
     for name, why in _declined(config.directory / LEDGER).items():
-        if name not in known:
-            yield name, answer[name in kept], "", why
+        others[name] = (answer[name in kept], "", why)
+    yield from ((name, *row) for name, row in others.items() if name not in known)
+
+
+def _time(since: float) -> str:
+    return dt.datetime.fromtimestamp(since, dt.UTC).isoformat(timespec="seconds")
 
 
 def _declined(ledger: Path) -> dict[str, str]:

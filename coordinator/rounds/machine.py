@@ -285,6 +285,11 @@ class JobState:
         waiting = self.stage in ("admitting", "drawing", "round", "folding")
         return waiting and silo in without(self.silos, self.answers.keys() - self.asked)
 
+    def is_open_to(self, silo: str) -> bool:
+        """True while this silo's acceptance is awaited, or would count once it is asked again."""
+        waits = self.stage in ("queued", *RUNNING)
+        return waits and silo in without(self.silos, self.admitted)
+
     def failing(self, silos: Iterable[str], code: str) -> "JobState":
         """The state in which these silos drop out of the round.
 
@@ -830,7 +835,7 @@ _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]
     Broken: (("queued", "stopped", *RUNNING, "finishing"), _broken),
     Unkeyed: (("queued", "stopped", *RUNNING), _unkeyed),
     Withdrawn: (("queued", "stopped", "admitting"), _withdrawn),
-    Greeted: (RUNNING, _greeted),
+    Greeted: (("queued", "stopped", *RUNNING), _greeted),
     Overtaken: (("admitting",), _overtaken),
     Answered: (RUNNING, _answered),
     Drawn: (("drawing",), _drawn),

@@ -128,7 +128,7 @@ class Service:
                 self._witnessed[silo] = 0
                 return self._task(silo, *found)
             if not await self._daemon.woken(silo, changed, until):
-                return pb.Task(nothing=pb.Nothing())
+                return pb.Task(nothing=pb.Nothing(), open_offers=self._open_offers(silo))
 
     async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
         """Pass on what a silo says that it holds of another one's ledger, if that one asked.
@@ -404,19 +404,24 @@ class Service:
             )
         return run
 
+    def _open_offers(self, silo: str) -> pb.OpenOffers:
+        # Its people see what no longer waits for them.
+        return pb.OpenOffers(signed_sha256=self._daemon.open_offers(silo))
+
     def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
+        offers = self._open_offers(silo)
         job: dict[str, Any] = {"job": run.job.name, "job_digest": bytes.fromhex(run.job.digest)}
         match task:
             case OfferTask():
-                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed))
+                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed), open_offers=offers)
             case RoundTask(round_, cohort, counted):
                 # Signed heads of the others: who holds one witnesses a rollback (security rule 30).
                 heads = self._daemon.receiving.heads.others(silo, run.job.silos)
                 opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
-                return pb.Task(round=opened)
+                return pb.Task(round=opened, open_offers=offers)
             case FinishTask(round_, completed, counted):
                 over = pb.Finish(**job, round=round_, completed=completed, counted=counted)
-                return pb.Task(finish=over)
+                return pb.Task(finish=over, open_offers=offers)
 
 
 def _known(

@@ -4,6 +4,8 @@
 
     <directory>/approvals/offers/<job>.json    a job that passed every check and waits for a person,
                                                as its operator signed it
+    <directory>/approvals/gone/<job>.json      one that waited, and that the coordinator says it no
+                                               longer offers: nobody can decide about it
     <directory>/approvals/declined/<job>.json  a job that the policy declined, as its operator
                                                signed it: a person may have the policy allow it
     <directory>/approvals/decisions.json       what a person decided, by job
@@ -13,24 +15,29 @@ same name needs another, and so does the same one once the policy has changed, u
 accepted it before. The silo's ledger records who decided and when. The text of a person's reason
 stays in this folder: only a code leaves, and excerpts of a ledger are shown to others.
 
+An offer is gone only once the coordinator says so, with a task or in place of one. While it cannot
+be reached, or says nothing of offers, those that it made wait on. Its word hides no more than its
+silence would, and brings back nothing that it did not offer before, as an operator signed it.
+
 The agent writes the offers and reads the decisions; ``approve`` and ``decline`` are run by the
 silo's user on its machine, and replace the file of decisions as a whole. The agent watches it.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from ...errors import LocalError, RefusedError
+from ...errors import LocalError, RefusedError, UnwritableError
 from ...files import checked_file
-from ...files.documents import Strict, read_bytes, remove, validate, write_atomic
+from ...files.documents import Strict, read_bytes, remove, unwritable, validate, write_atomic
 from ...files.portable import pwd
 from ...security.identity.certificate import utc_now
 from ...security.identity.keys import ID_PATTERN
@@ -42,6 +49,7 @@ from ..config import SiloConfig
 FOLDER, DECISIONS = "approvals", "decisions.json"
 DECLINED = "declined"
 OFFERS = "offers"  # apart from what was decided, since a job may have any name
+GONE = "gone"
 MOST_OFFERS = 100  # that are kept; an operator could have any number signed
 MOST_REASON = 500  # characters
 # One line of a person's name or office, which commands, pages and the ledger show.
@@ -133,8 +141,52 @@ def asked(
 
 def forget_offer(directory: Path, job: str) -> None:
     """Remove what was kept of a job that waited or was declined: it has been accepted."""
-    remove(_offer(directory, job))
-    remove(_offer(directory, job, DECLINED))
+    for kind in (OFFERS, GONE, DECLINED):
+        remove(_offer(directory, job, kind))
+
+
+def drop_offer(directory: Path, job: str, signed: bytes) -> None:
+    """Let a job wait no longer that an admission check declines by now.
+
+    ``job`` is what the coordinator calls it: only the very bytes that wait are dropped.
+    """
+    path = _offer(directory, job)
+    if _content(path) == signed:
+        remove(path)
+
+
+def sort_offers(directory: Path, open_offers: Collection[bytes]) -> dict[str, str]:
+    """Part the jobs that wait here from those that the coordinator no longer offers.
+
+    ``open_offers`` are the SHA-256 of the signed files that it says it offers. Returns by job which
+    of both, OFFERS or GONE, it has become.
+    """
+    moved = {}
+    moves = ((OFFERS, GONE, False), (GONE, OFFERS, True))
+    # One that is offered again waits again, since the same time as before.
+    for kind, other, opened in moves:
+        for path in _offers(directory, kind):
+            if _is_among(path, open_offers) is opened:
+                _move(path, _offer(directory, path.stem, other))
+                moved[path.stem] = other
+    # Its people need not have the policy allow what nobody offers. The ledger has why it was not.
+    for path in _offers(directory, DECLINED):
+        if not _is_among(path, open_offers):
+            remove(path)
+    _keep_newest(directory, GONE)
+    return moved
+
+
+def _move(path: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        path.replace(target)
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot move it: {unwritable(error)}") from error
+
+
+def _is_among(path: Path, open_offers: Collection[bytes]) -> bool:
+    return sha256(read_bytes(path)).digest() in open_offers
 
 
 def keep_declined(directory: Path, job: str, signed: bytes) -> None:
@@ -154,14 +206,28 @@ def _holds(decision: JobDecision, signed: bytes, policy: str) -> bool:
 
 def _keep_offer(directory: Path, job: str, signed: bytes) -> None:
     begin(directory)
+    # The time of the file says since when it waits.
+    if (before := _offer(directory, job, GONE)).exists():
+        _move(before, _offer(directory, job))
     _keep(directory, job, signed, OFFERS)
 
 
 def _keep(directory: Path, job: str, signed: bytes, kind: str) -> None:
     path = _offer(directory, job, kind)
-    # The time of the file says since when it waits.
-    if not path.exists() or read_bytes(path) != signed:
+    if _content(path) != signed:
         write_atomic(path, signed)
+    _keep_newest(directory, kind)
+
+
+def _content(path: Path) -> bytes | None:
+    """The bytes of an offer; None where the agent has moved or removed it, maybe just now."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _keep_newest(directory: Path, kind: str) -> None:
     for old in _offers(directory, kind)[:-MOST_OFFERS]:
         remove(old)
 
@@ -175,11 +241,16 @@ def _offer(directory: Path, job: str, kind: str = OFFERS) -> Path:
 
 def _offers(directory: Path, kind: str = OFFERS) -> list[Path]:
     """The files of offers, the oldest first."""
+    return list(_times(directory, kind))
+
+
+def _times(directory: Path, kind: str) -> dict[Path, int]:
+    """When the jobs of a folder came, in nanoseconds since 1970, the oldest first."""
     times: dict[Path, int] = {}
     for path in (directory / FOLDER / kind).glob("*.json"):
         with suppress(FileNotFoundError):  # accepted meanwhile
             times[path] = path.stat().st_mtime_ns
-    return sorted(times, key=times.__getitem__)
+    return dict(sorted(times.items(), key=itemgetter(1)))
 
 
 # The silo's people.
@@ -194,25 +265,30 @@ def waiting(config: SiloConfig) -> tuple[WaitingJob, ...]:
     policy = policies.load(config.policy, config.names).digest
     made = decisions(config.directory)
     found = []
-    for path in _offers(config.directory):
-        try:
-            signed, since = path.read_bytes(), path.stat().st_mtime
-        except FileNotFoundError:  # accepted meanwhile
+    for path, since in _times(config.directory, OFFERS).items():
+        if (signed := _content(path)) is None:
             continue
         decision = made.get(path.stem)
         if decision is not None and not _holds(decision, signed, policy):
             decision = None
-        found.append(WaitingJob(path.stem, signed, since, decision))
+        found.append(WaitingJob(path.stem, signed, since / 1e9, decision))
     return tuple(found)
+
+
+def gone(directory: Path) -> dict[str, float]:
+    """The jobs that waited and are no longer offered, and since when they did, as ``since``."""
+    return {path.stem: since / 1e9 for path, since in _times(directory, GONE).items()}
 
 
 def offered(config: SiloConfig, job: str) -> bytes:
     """The signed file of a job that waits; LocalError where there is none of this name."""
-    path = _offer(config.directory, job)
-    if not path.exists():
+    signed = _content(_offer(config.directory, job))
+    if signed is None and job in gone(config.directory):
+        raise LocalError(f"job {job!r} is no longer offered; should it be again, it waits again")
+    if signed is None:
         names = ", ".join(each.stem for each in _offers(config.directory)) or "none"
         raise LocalError(f"no job {job!r} waits for a person here; those that do: {names}")
-    return read_bytes(path)
+    return signed
 
 
 def declined(directory: Path) -> list[str]:
@@ -222,14 +298,14 @@ def declined(directory: Path) -> list[str]:
 
 def declined_offer(directory: Path, job: str) -> bytes:
     """The signed file of a job that the policy declined; LocalError where there is none."""
-    path = _offer(directory, job, DECLINED)
-    if not path.exists():
+    signed = _content(_offer(directory, job, DECLINED))
+    if signed is None:
         names = ", ".join(declined(directory)) or "none"
         raise LocalError(
             f"the policy here has declined no job {job!r}; those that it has: {names}. The agent"
             " has to run, and an operator to have submitted the job"
         )
-    return read_bytes(path)
+    return signed
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,10 @@ def test_jobs_stand_with_why_they_were_declined(made, facts):
     # "third" was accepted later
     assert (second.name, second.state, second.reasons) == ("second", "declined", ("no rule", "<b>"))
     assert silo_page.job_lines(jobs, None) == [first]
+    gone = {first.name: 2.0, second.name: 3.0, "older": 0.0, "newer": 1.0}
+    lines = silo_page.job_lines(jobs, facts, gone=gone)
+    assert [line.name for line in lines] == [first.name, second.name, "newer", "older"]
+    assert (lines[3].state, lines[3].at) == ("no longer offered", "1970-01-01T00:00:00+00:00")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_a_declined_job_stays_out_and_the_reason_stays_here(made, config):
     assert offer(made, config, "first") == "declined"
 
 
+def test_a_job_that_is_no_longer_offered_is_listed_and_asks_for_nobody(made, config):
+    offer(made, config, "first")
+    approvals.sort_offers(config.directory, ())
+    client = client_of(made, config)
+    page = client.get("/b/jobs").text
+    assert ("no longer offered" in page, "waits for a person" in page) == (True, False)
+    assert client.get("/b/jobs/first").status_code == 404
+
+
 def test_what_was_not_seen_is_not_approved(made, config):
     offer(made, config, "first")
     offer(made, config, "second")

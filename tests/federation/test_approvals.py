@@ -53,13 +53,13 @@ def test_a_job_waits_for_a_person_who_sees_what_leaves_and_approves_this_file_al
     assert coordinator.wait_for("job.waits", 60)["silo"] == "north"
     assert state() == {"lung": "waits for a person"}
 
-    # Approved, but the policy changes before the silo accepts: it asks again.
+    # Approved while the coordinator is away, but the policy changes before the silo accepts.
     shown = call("silo", "approve", "lung", *own, input="n\n", code=1)
     for text in ("signed by operator", PURPOSE, "part 'model'", "risk: the coordinator reads each"):
         assert text in " ".join(shown.split()), shown
     assert state() == {"lung": "waits for a person"}
-    call("job", "withdraw", "lung", "--operator", operator)
-    coordinator.wait_for("job.ended", 60)
+    coordinator.stop()
+    north.wait_for("coordinator.lost", 60)
     call("silo", "approve", "lung", *own, "--yes")
     north.wait_for("approvals.reloaded", 60)
     assert state() == {"lung": "approved"}
@@ -67,13 +67,20 @@ def test_a_job_waits_for_a_person_who_sees_what_leaves_and_approves_this_file_al
     policy.write_text(f"# another\n{policy.read_text()}")
     north.wait_for("policy.reloaded", 60)
     assert state() == {"lung": "waits for a person"}
-    submitted(files[0])
-    call("job", "withdraw", "lung", "--operator", operator)
-    coordinator.wait_for("job.ended", 60)
+    coordinator = running.restart_coordinator()
+    north.wait_for("job.waits", 60)
 
-    # An approval of one file is none of another of its name.
-    call("silo", "approve", "lung", *own, "--yes")
-    north.wait_for("approvals.reloaded", 60)
+    # What is withdrawn waits for nobody; offered again, it does.
+    call("job", "withdraw", "lung", "--operator", operator)
+    assert north.wait_for("job.gone", 60)["job"] == "lung"
+    assert state() == {"lung": "no longer offered"}
+    call("silo", "approve", "lung", *own, "--yes", code=1)
+    submitted(files[0])
+    assert state() == {"lung": "waits for a person"}
+    call("job", "withdraw", "lung", "--operator", operator)
+    north.wait_for("job.gone", 60)
+
+    # Nor does the approval of one file hold for another of its name.
     submitted(files[1])
     call("silo", "decline", "lung", *own, "--reason", "Why?", "--by", "the officer", "--yes")
     declined = coordinator.wait_for("job.declined", 60)

@@ -339,6 +339,24 @@ def test_at_its_deadline_a_job_that_was_overtaken_waits_for_its_turn_or_fails():
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_a_job_is_open_to_whoever_has_not_accepted_it_until_it_stops_or_ends(stage):
+    state, _ = run(job(), *REACHED[stage])
+    is_open = {silo for silo in (*state.silos, "stranger") if state.is_open_to(silo)}
+    goes_on = stage not in ("stopped", "finishing", "ended")
+    assert is_open == (set(state.silos) - set(state.admitted) if goes_on else set())
+
+
+def test_whoever_greets_while_a_job_waits_for_its_turn_is_asked_once_it_has_it():
+    """A person approved it there meanwhile."""
+    waits = (*PENDING[:3], Answered("c", WAITING), Overtaken(), RoundDeadline("admitting", 0))
+    for between in ((), (OperatorStopped(),)):
+        state, _ = run(job(min_cohort=1), *waits, *between, Greeted("c"))
+        assert state.asked == {"c"}
+    state, _ = run(job(min_cohort=1), *waits, Greeted("c"), Began())
+    assert [*tasks(state)] == [None, None, OfferTask()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_job_is_withdrawn_only_before_its_first_round(stage):
     state, _ = run(job(), *REACHED[stage])
     gone, effects = run(state, Withdrawn())

@@ -115,6 +115,73 @@ def test_only_so_many_offers_are_kept(config, monkeypatch):
     assert len(approvals._offers(config.directory)) == 2
 
 
+def digests(*signed):
+    return {sha256(each).digest() for each in signed}
+
+
+def test_an_offer_that_the_coordinator_no_longer_makes_is_gone_and_may_come_again(config):
+    directory, heart = config.directory, b"heart's"
+    assert asked(config) == asked(config, heart, job="heart") == "WAITING"
+    (before,) = (path.stat().st_mtime for path in approvals._offers(directory)[:1])
+    moved = approvals.sort_offers(directory, digests(heart, b"another"))
+    assert moved == {"lung": approvals.GONE}
+    assert approvals.gone(directory) == {"lung": pytest.approx(before)}
+    assert approvals.offered(config, "heart") == heart
+    with refused("job 'lung' is no longer offered; should it be again, it waits again"):
+        approvals.approve(config, shown())
+    # Named again, or offered again, it waits since the same time.
+    moved = approvals.sort_offers(directory, digests(b"one"))
+    assert moved == {"heart": approvals.GONE, "lung": approvals.OFFERS}
+    assert approvals.gone(directory).keys() == {"heart"}
+    assert asked(config, heart, job="heart") == "WAITING"
+    found = {path.stem: path.stat().st_mtime for path in approvals._offers(directory)}
+    assert (found["lung"], approvals.gone(directory)) == (before, {})
+    # Another file of the name takes its place, wherever that lies.
+    approvals.sort_offers(directory, ())
+    assert asked(config, b"two") == "WAITING"
+    approvals.sort_offers(directory, digests(b"one", b"two"))
+    assert approvals.offered(config, "lung") == b"two"
+    approvals.forget_offer(directory, "heart")
+    assert approvals.gone(directory) == {}
+
+
+def test_what_is_gone_is_kept_to_a_number(config, monkeypatch):
+    monkeypatch.setattr(approvals, "MOST_OFFERS", 3)
+    for number in range(5):
+        assert asked(config, job=f"job-{number}") == "WAITING"
+        approvals.sort_offers(config.directory, ())
+    assert approvals.gone(config.directory).keys() == {"job-2", "job-3", "job-4"}
+
+
+def test_only_the_very_bytes_that_wait_are_dropped_by_their_refusal(config):
+    """A coordinator may call anything else by the name of a job that waits."""
+    assert asked(config) == "WAITING"
+    approvals.drop_offer(config.directory, "lung", b"of somebody")
+    assert approvals.offered(config, "lung") == b"one"
+    approvals.drop_offer(config.directory, "lung", b"one")
+    with refused("no job 'lung' waits for a person here; those that do: none"):
+        approvals.offered(config, "lung")
+    approvals.drop_offer(config.directory, "lung", b"one")
+
+
+def test_a_job_that_goes_while_it_is_read_is_left_out(config, monkeypatch):
+    assert asked(config) == asked(config, b"two", job="heart") == "WAITING"
+    policy = SimpleNamespace(digest=POLICY)
+    monkeypatch.setattr(approvals.policies, "load", lambda *_: policy)
+    config.policy = config.names = None
+    content = approvals._content
+
+    def accepted_meanwhile(path):
+        if path.stem == "lung":
+            approvals.forget_offer(config.directory, "lung")
+        return content(path)
+
+    monkeypatch.setattr(approvals, "_content", accepted_meanwhile)
+    assert [each.job for each in approvals.waiting(config)] == ["heart"]
+    with refused("no job 'lung' waits for a person here; those that do: heart"):
+        approvals.offered(config, "lung")
+
+
 def test_a_job_may_have_any_name(config):
     """An operator's job once took the place of all decisions."""
     assert asked(config) == "WAITING"
@@ -136,5 +203,8 @@ def test_what_the_policy_declined_is_kept_apart_until_it_is_accepted(tmp_path):
     approvals.forget_offer(tmp_path, kept[0])
     with pytest.raises(LocalError, match="has declined no job"):
         approvals.declined_offer(tmp_path, kept[0])
+    approvals.keep_declined(tmp_path, "heart", b"heart's")
+    approvals.sort_offers(tmp_path, {sha256(b"heart's").digest()})
+    assert approvals.declined(tmp_path) == ["heart"]
     with pytest.raises(LocalError, match="no name of a job"):
         approvals.keep_declined(tmp_path, "../lung", b"{}")
