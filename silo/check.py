@@ -1,6 +1,7 @@
 """``staddle silo check`` tries all that the agent needs, before it starts.
 
-It changes nothing and trains nothing.
+It changes nothing and trains nothing. ``staddle silo run`` begins with those of its checks that
+cost little (``before_start``).
 """
 
 import secrets
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,15 +64,7 @@ def check(
     config = report.look("configuration", partial(_config, path))
     if config is None:
         return report
-    keys, roster = preflight.identity(
-        report, config.keys, partial(in_use, config), config.trust, Role.SILO
-    )
-    policy = report.look("policy", partial(_policy, config))
-    for name in config.sources:
-        report.look("data", partial(config.naming(name)(_data), config, name))
-    report.look("split", partial(_split, config))
-    for own in config.weights:
-        report.look("weights", partial(_weights, own))
+    keys, roster, policy = _own_files(report, config, in_use, _data)
     report.look(
         "ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys)
     )
@@ -92,6 +86,35 @@ def check(
     )
     _reach(report, config, keys, roster)
     return report
+
+
+def before_start(config: SiloConfig) -> PreflightReport:
+    """The findings of ``check`` on what the agent begins with.
+
+    What it reads anyway is left to it: the ledger, and the records for each job.
+    """
+    report = PreflightReport()
+    _own_files(report, config, SiloConfig.roster_in_use, _first_records)
+    report.look("disk", partial(preflight.disk, config.directory, 0, ""))
+    return report
+
+
+def _own_files(
+    report: PreflightReport,
+    config: SiloConfig,
+    in_use: Callable[[SiloConfig], RosterInUse],
+    data: Callable[[SiloConfig, str], tuple[Any, str]],
+) -> tuple[Keys | None, Roster | None, SiloPolicy | None]:
+    keys, roster = preflight.identity(
+        report, config.keys, partial(in_use, config), config.trust, Role.SILO
+    )
+    policy = report.look("policy", partial(_policy, config))
+    for name in config.sources:
+        report.look("data", partial(config.naming(name)(data), config, name))
+    report.look("split", partial(_split, config))
+    for own in config.weights:
+        report.look("weights", partial(_weights, own))
+    return keys, roster, policy
 
 
 def _reach(
@@ -144,6 +167,13 @@ def spent_of(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[boo
         True,
         f"data set {dataset!r}: epsilon = {cost} of {most} is spent; jobs that spent: {jobs}",
     )
+
+
+def _first_records(config: SiloConfig, name: str) -> tuple[bool, str]:
+    source = config.sources[name]
+    source.check_present()
+    source.check_first()
+    return True, source.where
 
 
 def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:

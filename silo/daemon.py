@@ -42,6 +42,7 @@ from .admission import budget as budgets
 from .admission.budget import DatasetBudget
 from .admission.signed_sets import check_remembered
 from .agent import Agent
+from .check import before_start
 from .config import SiloConfig
 from .egress.gate import Gate
 from .egress.session import open_client
@@ -77,6 +78,10 @@ async def serve(config: SiloConfig) -> None:
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     checked_address(config.coordinator)
+    # All that is wrong is said at once. What keeps the agent from running ends it below.
+    for finding in before_start(config).findings:
+        if not finding.ok:
+            log.problem("check.failed", check=finding.name, why=finding.text)
     watched = WatchedRoster(config)
     keys, federation = watched.in_use.keys, config.trust.federation
 

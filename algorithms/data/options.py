@@ -187,6 +187,12 @@ class DataTable(SourceTable, ABC):
         """
         return False
 
+    def check_first(self) -> None:
+        """LocalError for what the beginning of the records already shows to be wrong.
+
+        An agent's start calls it, so it may read a few records of many. By default none is read.
+        """
+
     def examine(self) -> str:
         """The records in a few words, as far as they can be judged without a job's model.
 

@@ -1,4 +1,5 @@
 import asyncio
+import datetime as dt
 import os
 import shutil
 from functools import partial
@@ -19,7 +20,9 @@ from staddle.algorithms.data.sources.formats.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import UnwritableError
+from staddle.security import preflight
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.certificate import utc_now
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
@@ -73,6 +76,30 @@ def serve(config, monkeypatch):
     umask = os.umask(0o077)
     yield run
     os.umask(umask)  # the daemon sets its own
+
+
+def test_all_that_is_wrong_is_said_before_anything_else(config, serve, monkeypatch):
+    """No record is read for it. What the agent cannot run without ends it, the rest does not."""
+    told = []
+
+    def follow(event, fields):
+        if event == "check.failed":
+            told.append((fields["check"], fields["why"]))
+
+    monkeypatch.setattr(Npz, "load", None)
+    late = utc_now() + dt.timedelta(days=10_000)
+    with log.followed(follow):
+        serve()
+        assert told == []
+        monkeypatch.setattr(preflight, "utc_now", lambda: late)
+        serve()
+        assert [name for name, _ in told] == ["clock"]
+        config.policy.write_text("version = 2\n")
+        told.clear()
+        with refused("version"):
+            serve()
+    assert [name for name, _ in told] == ["clock", "policy"]
+    assert "after the certificate of" in told[0][1]
 
 
 def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, serve):

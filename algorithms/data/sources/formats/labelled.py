@@ -7,7 +7,8 @@ import difflib
 import re
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -176,9 +177,14 @@ class Labelled(DataTable):
         by_record = map(columns.get, (self.id, self.source, self.group))
         return Truths(torch.from_numpy(truths), *by_record)
 
+    def check_first(self) -> None:
+        """LocalError where a column is missing, or the first row has another number of cells."""
+        with closing(self.cells(self.streamed(), self.used)) as rows:
+            next(rows, None)
+
     def cells(
         self, reading: Reading, used: Sequence[str], optional: Collection[str] = ()
-    ) -> Iterator[tuple[int, dict[str, str]]]:
+    ) -> Generator[tuple[int, dict[str, str]]]:
         """The number of each row, and the texts of its cells in the columns that are ``used``.
 
         Optional columns may be missing.

@@ -41,6 +41,18 @@ def fault(read, tmp_path):
     return call
 
 
+def test_the_beginning_of_a_file_shows_what_columns_are_missing_and_no_more_is_read(tmp_path):
+    table = Csv(kind="csv", file=tmp_path / "records.csv", **TABLE)
+    begins = {"age,y\n63,1\n": "has no column 'bmi'", "age,bmi,y\n63,1\n": "2 columns, not 3"}
+    for text, why in {**begins, "": "is empty"}.items():
+        table.file.write_text(text)
+        with refused(why):
+            table.check_first()
+    for text in ("age,bmi,y\n63,1,2\n63\n", "age,bmi,y\n"):
+        table.file.write_text(text)
+        table.check_first()
+
+
 def test_declared_columns_are_read_in_the_declared_order(read):
     data = read(GOOD, features=["bmi", "age"])
     assert data.x.shape == (2, 1, 1, 2)
