@@ -69,6 +69,8 @@ from .storage.store import DamagedError, check_folder
 T = TypeVar("T")
 
 LOST_AFTER_BEATS = 6
+# without an answer of a silo that is there, before the queue no longer waits for it
+ANSWER_BEATS = 60
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 
 
@@ -90,6 +92,10 @@ class PartialUpload:
         asks how much has arrived does not send it.
         """
         return self.run is run and (self.round, self.part) == (round_, part)
+
+
+def _nobody(_: JobRun) -> tuple[str, ...]:
+    return ()
 
 
 class Daemon:
@@ -466,6 +472,7 @@ class Daemon:
             for run in self.runs:
                 for silo in filter(self._is_lost, awaited(run.state)):
                     self.apply(run, SiloLost(silo))
+            self._begin_next(self._silent)
 
     # Events and effects.
 
@@ -567,8 +574,21 @@ class Daemon:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _begin_next(self) -> None:
-        """Begin the first job that waits, once none runs or the one that does pends."""
+    def _silent(self, run: JobRun) -> tuple[str, ...]:
+        """Silos whose answer to a job that is offered holds up the queue no longer."""
+        deadline = self._deadlines[run.job.name]
+        since = deadline.when() - self.stage_limit(run, "admitting")
+        patience = ANSWER_BEATS * self.config.timing.beat_seconds
+        # Who reads its records before it answers is heard of meanwhile.
+        late = asyncio.get_running_loop().time() > since + patience
+        return tuple(silo for silo in run.job.silos if late or self._is_lost(silo))
+
+    def _begin_next(self, silent: Callable[[JobRun], tuple[str, ...]] = _nobody) -> None:
+        """Begin the first job that waits, once none runs or the one that does pends.
+
+        A job that waits for ``silent`` silos pends, too. Only each beat looks at these: a whole
+        queue of such jobs would begin at once.
+        """
         waiting = [run for run in self.runs if run.state.stage == "queued"]
         running = [run for run in self.runs if run.state.runs]
         if not waiting:
@@ -576,8 +596,8 @@ class Daemon:
         if not running:
             self.apply(waiting[0], Began())
         # Once it is overtaken this is called again.
-        elif running[0].state.pends:
-            self.apply(running[0], Overtaken())
+        elif running[0].state.stage == "admitting":
+            self.apply(running[0], Overtaken(silent(running[0])))
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)

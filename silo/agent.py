@@ -250,7 +250,9 @@ class Agent:
             case Poll():
                 return await self._poll()
             case Decide(offer):
-                return await self._decide(offer)
+                # All records are read for it, which may take long.
+                async with self._beating(offer.job, 0):
+                    return await self._decide(offer)
             case TakePart(asked):
                 return await self._take_part(asked)
             case Conclude(finished):

@@ -21,7 +21,12 @@ class Began:
 
 @dataclass(frozen=True)
 class Overtaken:
-    """Another job begins while this one pends; it takes its turn once that one has ended."""
+    """Another job is to begin while this one pends; it takes its turn once that one has ended.
+
+    ``silent`` are silos whose answer is no longer waited for: they are away, or had time enough.
+    """
+
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

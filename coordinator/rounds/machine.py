@@ -35,8 +35,9 @@ the events gives the state.
 A silo that declined is offered the job once more when it greets again (Greeted): its people may
 have changed their policy. A silo that waits for a person (WAITING) counts as one without an answer.
 
-A job pends while all its silos have answered and too few accepted. Another may then begin before it
-(``aside``). Silos still answer it, and it is the next to run once enough of them accept.
+A job pends while it is not admitted and all its silos have answered, but for those that are silent:
+they are away, or had time enough. Another may then begin before it (``aside``). Silos still answer
+it, and it is the next to run once those that it waits for accept, or its deadline is over.
 
 OperatorStopped leads to stopped from queued, admitting, drawing and round, and from folding
 once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
@@ -61,7 +62,7 @@ Events that come too late (an upload for a closed round) change nothing. The tas
 from the state: tasks.py.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil
@@ -212,10 +213,13 @@ class JobState:
             " have silos that declined change their answer"
         )
 
-    @property
-    def pends(self) -> bool:
-        """True while all silos have answered the offer, and it takes other answers to begin."""
-        return self.stage == "admitting" and not any(map(self.may_answer, self.silos))
+    def pends(self, silent: Collection[str] = ()) -> bool:
+        """True while it takes other answers to begin, and nobody else's is awaited.
+
+        ``silent`` as in ``Overtaken``.
+        """
+        awaited = filter(self.may_answer, without(self.silos, silent))
+        return self.stage == "admitting" and not any(awaited)
 
     @property
     def runs(self) -> bool:
@@ -386,8 +390,8 @@ def _greeted(state: JobState, event: Greeted) -> Step:
     return replace(state, asked=state.asked.union(again)), ()
 
 
-def _overtaken(state: JobState, _: Overtaken) -> Step:
-    if not state.pends or state.aside:
+def _overtaken(state: JobState, event: Overtaken) -> Step:
+    if not state.pends(event.silent) or state.aside:
         return state, ()
     lacks = without(state.silos, state.admitted)
     return replace(state, aside=True), (LogEvent("job.pends", {"silos": lacks}),)

@@ -32,6 +32,7 @@ def world(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(daemons, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return SimpleNamespace(
+        federation=federation,
         clock=clock,
         config=configs.load(federation.coordinator_config),
         operator=lambda here: operator_client.connected(
@@ -186,3 +187,47 @@ def test_an_upload_wakes_no_other_silo_and_writes_no_state_or_roster(world, monk
     slow = world.config.timing.model_copy(update={"beat_seconds": 300, "hold_seconds": 300})
     with coordinator(world.config.model_copy(update={"timing": slow})) as here:
         here.run(scenario())
+
+
+def test_a_job_lets_the_next_one_run_while_a_silo_is_away_or_does_not_answer(world):
+    """The second job is of two silos that are there."""
+    document = job_document(SILOS[:2], name="second", min_cohort=2)
+    local_federation.sign_job(world.federation, document)
+
+    async def accepted(silos, name):
+        for silo in silos:
+            caller = world.caller(here, silo)
+            caller.job = here.daemon.run_of(name).job
+            await caller.hello()
+            await caller.told("offer")
+            await caller.answer("ACCEPT")
+            await caller.channel.close()
+
+    def stages():
+        return [run.state.stage for run in here.daemon.runs]
+
+    with coordinator(world.config) as here, world.operator(here) as operator:
+        here.run(accepted(SILOS[:2], "job"))
+        operator.submit((world.federation.folder / "jobs" / "second.json").read_bytes())
+        assert stages() == ["admitting", "queued"]
+        # South is away for six beats, the other two are heard of.
+        world.clock.now += 6.5
+        here.run(until(lambda: stages() == ["admitting", "admitting"]))
+        here.run(accepted(SILOS[:2], "second"))
+        assert stages() == ["admitting", "round"]
+        # Once it is back the first has its turn after the second.
+        here.run(accepted(SILOS[2:], "job"))
+        assert stages() == ["queued", "round"]
+        operator.stop("second")
+        assert stages() == ["round", "stopped"]
+
+
+def test_a_silo_that_is_there_and_does_not_answer_holds_up_the_queue_for_some_beats(
+    world, monkeypatch
+):
+    monkeypatch.setattr(daemons, "ANSWER_BEATS", 0)
+    local_federation.sign_job(world.federation, job_document(SILOS, name="second"))
+    with coordinator(world.config) as here, world.operator(here) as operator:
+        operator.submit((world.federation.folder / "jobs" / "second.json").read_bytes())
+        here.run(until(lambda: here.daemon.run_of("second").state.stage == "admitting"))
+        assert here.daemon.runs[0].state.aside

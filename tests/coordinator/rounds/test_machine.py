@@ -299,7 +299,7 @@ def test_a_job_that_pends_is_offered_again_once_it_is_resumed():
 def test_a_job_that_was_overtaken_begins_in_its_turn_once_enough_silos_accept():
     state, effects = run(job(min_cohort=3), *PENDING, Overtaken())
     assert reports(effects) == [("job.pends", {"silos": ("a", "c")})]
-    assert (state.stage, state.pends, state.runs) == ("admitting", True, False)
+    assert (state.stage, state.pends(), state.runs) == ("admitting", True, False)
     assert run(state, Overtaken()) == (state, ())
     # Its silos are still asked, and what they say counts.
     state, _ = run(state, Greeted("a"), Answered("a", None), Greeted("c"))
@@ -322,7 +322,33 @@ def test_a_job_that_was_overtaken_begins_in_its_turn_once_enough_silos_accept():
 )
 def test_only_a_job_that_pends_is_overtaken(events):
     state, _ = run(job(min_cohort=3), *events)
-    assert (state.pends, run(state, Overtaken())) == (False, (state, ()))
+    assert (state.pends(), run(state, Overtaken())) == (False, (state, ()))
+
+
+def test_silos_that_are_away_hold_up_no_other_job():
+    offered, _ = run(job(min_cohort=2), Began(), Answered("b", None))
+    assert run(offered, Overtaken(("c",))) == (offered, ())
+    state, effects = run(offered, Overtaken(("a", "c")))
+    assert reports(effects) == [("job.pends", {"silos": ("a", "c")})]
+    assert (state.stage, state.runs) == ("admitting", False)
+    # It is still offered, waits for both, and is the next then.
+    assert [*tasks(state)] == [None, OfferTask(), OfferTask()]
+    state, _ = run(state, Answered("a", None))
+    assert state.stage == "admitting"
+    assert run(state, RoundDeadline("admitting", 0))[0].stage == "queued"
+    state, _ = run(state, Answered("c", None))
+    assert (state.stage, run(state, Began())[0].stage) == ("queued", "drawing")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_whenever_a_job_is_overtaken_all_of_its_silos_that_answer_are_in_it(order):
+    """And it has its turn at once, or once the other job has ended."""
+    events = [*(Answered(silo, None) for silo in "abc"), Overtaken(("a", "b", "c"))]
+    state, _ = run(job(min_cohort=3), Began(), *(events[place] for place in order))
+    # With the last answer it is admitted: then it is too late to overtake it.
+    late = order[-1] == 3
+    assert (state.stage, state.admitted) == ("drawing" if late else "queued", SILOS)
+    assert (state if late else run(state, Began())[0]).stage == "drawing"
 
 
 def test_at_its_deadline_a_job_that_was_overtaken_waits_for_its_turn_or_fails():
@@ -1042,9 +1068,9 @@ class World:
                 assert before.answers[silo] == "accepted"
             case Began():
                 assert before.stage == "queued"
-            case Overtaken():
+            case Overtaken(silent):
                 assert before.stage == "admitting"
-                assert before.answers.keys() - before.asked == set(before.silos)
+                assert before.answers.keys() - before.asked >= set(before.silos) - set(silent)
 
     def _check_effects(self, before, after, effects):
         wanted = []
@@ -1126,7 +1152,7 @@ def any_event(draw, state):
         FoldFailed(number, "disk"), Damaged(number, (silo,), "disk"), Done(silo),
         *(RoundDeadline(stage, number) for stage in STAGES if stage != state.stage),
         RoundDeadline(state.stage, number), OperatorStopped(), Resumed(),
-        Greeted(silo), Answered(silo, WAITING), Withdrawn(), Overtaken(),
+        Greeted(silo), Answered(silo, WAITING), Withdrawn(), Overtaken(), Overtaken((silo,)),
     )  # fmt: skip
     return draw(st.sampled_from(choices))
 
