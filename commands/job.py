@@ -125,9 +125,9 @@ def _for_records(data: Path, label: str) -> dict[str, Any]:
     tables.check()
     printer.show(*tables.notes())
     printer.show(
-        f"center, scale, least, most and missing of numbers are those of {data}, rounded, and every"
-        " silo reads them. Where they must not be told, or other silos' values may lie farther out,"
-        " write others there that all agree on (docs/statistics.md)"
+        f"center (mean), scale (deviation) and missing of numbers are those of {data}, rounded;"
+        " least and most lie ten scales or more around. Every silo reads them. Where they must not"
+        " be told, or do not fit all silos, write in others that all agree on (docs/statistics.md)"
     )
     described = tables.described
     # Other silos may lack values where this file lacks none.

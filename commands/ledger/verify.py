@@ -196,7 +196,10 @@ def _print_problems(found: AuditResult) -> None:
             printer.show(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
     # Without its closing record, a session may have sent up to its cap.
     if found.open_control is not None:
-        printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
+        printer.show(
+            f"the session of seq {found.open_control} has no end yet (does the agent run?): its"
+            " polls and heartbeats count with their cap, [control] of the policy"
+        )
     if found.torn_bytes:
         printer.show(
             f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left"

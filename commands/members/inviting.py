@@ -24,8 +24,8 @@ from .founding import FounderOption
 from .membership_client import FounderFile
 
 SENT = """\
-{path}: send it to {member}. They run, with a telephone at hand:
-  staddle join {file}{organisation} --founder {fingerprint}"""
+{path}: send it to {member}, with this line:
+  staddle join {file}{organisation}"""
 UNNAMED = "NAME OF YOUR ORGANISATION"
 
 
@@ -70,20 +70,18 @@ def invite(
     check_local(not taken, f"{taken}: exists already; move it away, or choose another with --out")
     role: invitations.InvitedRole = "operator" if operator else "silo"
     expires = int(utc_now().timestamp()) + days * DAY_SECONDS
-    fingerprint = file.keys.entry.protocol_fingerprint
     for (member, path), name in zip(paths.items(), names, strict=True):
         _write(file, member, role, expires, name, path)
         # What the file says need not be typed.
         typed = "" if name else f" --organisation {quote(UNNAMED)}"
-        lines = SENT.format(
-            path=path, member=member, file=path.name, organisation=typed, fingerprint=fingerprint
-        )
+        lines = SENT.format(path=path, member=member, file=path.name, organisation=typed)
         printer.show(*lines.splitlines())
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
+    # Not in the line to send: whoever changes the invitation on its way would change it as well.
     printer.show(
-        "They ask you for your fingerprint by telephone, and read you theirs:",
-        f"  yours is {fingerprint}",
-        f"Once they have run it, admit them: staddle federation admit --founder {founder}",
+        "It asks for your fingerprint. Read it out by telephone, do not send it:",
+        f"  {file.keys.entry.protocol_fingerprint}",
+        f"They read you theirs. Then admit them: staddle federation admit --founder {founder}",
         f"Good until {until}.",
     )
 

@@ -29,8 +29,9 @@ FINAL = {"IDENTITY", "MANIFEST"}  # codes that the same entry gets again
 JOINING = (
     "Invitation to federation {federation} as {role} {member} of {organisation!r}, by {founder}."
 )
+ASKED = "fingerprint that the founder reads out by telephone"
 OTHER_FOUNDER = (
-    "the invitation is of a founder with another fingerprint than the one after --founder. Call the"
+    "the invitation is of a founder with another fingerprint than the one you typed. Call the"
     " founder, and compare it again, letter by letter. If it is right, the invitation was changed"
     " on its way: do not join with it, and ask for another one"
 )
@@ -46,7 +47,10 @@ Admitted. {roster} has roster version {version}. Next:
     once an operator has submitted a job: shows what would leave, asks, and allows that
 If something fails: staddle silo check --config {config}"""
 SAID = "  look at [data] in {config}, which says how {file} is read"
-UNSAID = "  edit [data] in {config}, which says where your records are"
+UNSAID = """\
+  edit [data] in {config}, which says where your records are; for a CSV file run the
+  same command again, with --data FILE --label COLUMN"""
+WAITS = "Handed in. Waits until the founder admits you; after Ctrl-C the same command resumes."
 OPERATOR = """\
 Admitted. {roster} has roster version {version}. Next:
   staddle job list --operator {config}"""
@@ -57,13 +61,13 @@ def join(
         Path, typer.Argument(metavar="INVITATION", help="The file that the founder sent.")
     ],
     founder: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             metavar="SHA256:…",
             help="The founder's fingerprint, as read out by telephone; of several, once for each."
-            " With or without SHA256: and spaces.",
+            " With or without SHA256: and spaces; left out, you are asked.",
         ),
-    ],
+    ] = None,
     organisation: Annotated[
         str,
         typer.Option(
@@ -99,7 +103,8 @@ def join(
     """
     invitation = Invitation.parse(read_bytes(file), file)
     ticket = invitation.ticket
-    _check_founders(invitation, list(map(rosters.as_read_out, founder)))
+    named = founder or [printer.ask(ASKED)]
+    _check_founders(invitation, list(map(rosters.as_read_out, named)))
     organisation = organisation or invitation.organisation
     check_local(bool(organisation), f"{file}: names no organisation; say --organisation NAME")
     folder = out or Path(ticket.member)
@@ -184,6 +189,8 @@ def _answers(invitation: Invitation, keys: Keys, proxy: str) -> Iterator[Roster 
     """
     with membership_client.guest(invitation, checked_proxy(proxy)) as channel:
         yield membership_client.enrol(channel, invitation, keys.entry)
+        # Whoever asks again waits, for days where the founder is away.
+        printer.show(WAITS)
         while True:
             time.sleep(ASK_SECONDS)
             try:

@@ -16,6 +16,11 @@ from ...security.identity.keys import (
 )
 from ..terminal import printer
 
+MADE = """\
+Made in {folder}. A running daemon hands it in within the hour, or once it is started again. Then
+the founder runs: staddle federation renew --founder founder.toml
+A founder may also get its {entry} by hand."""
+
 
 def new(
     member: Annotated[
@@ -79,7 +84,7 @@ def renew(
     """
     keys = renew_keys(folder)
     _show_tls(keys.entry)
-    printer.show("", f"Made in {keys.folder}. A founder may also get its {ENTRY_FILE} by hand.")
+    printer.show("", *MADE.format(folder=keys.folder, entry=ENTRY_FILE).splitlines())
 
 
 def _show_tls(entry: RosterEntry) -> None:

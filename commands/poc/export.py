@@ -25,12 +25,12 @@ ARCHIVE = ".tar.gz"
 MOVED = """\
 {out} holds the silo {silo}: keys, mode 0600, configuration, policy, roster, records, and its state
 with the ledger. They are gone from here. Start a single copy of it, since two agents with one
-ledger fork it. On the other machine:
+ledger fork it. On the other machine, after `tar xzf` of an archive:
   staddle silo check --config {config}
   staddle silo run --config {config}"""
 LOCAL = """\
 No other machine reaches a coordinator on {address}. Change listen in {file}, then run
-`staddle poc down` and `staddle poc up`; the silo needs its address as coordinator in silo.toml."""
+`staddle poc down` and `staddle poc up`. The silo calls {called}: coordinator in its silo.toml."""
 
 
 def export(
@@ -68,7 +68,9 @@ def export(
     printer.show(*(f"not in it: {path}; place these records there, too" for path in elsewhere))
     if workspace.address.startswith("127."):
         file = workspace.federation.coordinator_config
-        printer.show(*LOCAL.format(address=workspace.address, file=file).splitlines())
+        called = coordinator or workspace.address
+        lines = LOCAL.format(address=workspace.address, file=file, called=called)
+        printer.show(*lines.splitlines())
 
 
 def _check(workspace: Workspace, silo: str, out: Path) -> None:

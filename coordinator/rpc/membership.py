@@ -103,7 +103,8 @@ class MembershipService:
             begun=[
                 pb.BegunJob(name=run.job.name, silos=run.job.silos)
                 for run in self._daemon.runs
-                if run.state.runs
+                # A stopped one could resume, but not without one of its silos.
+                if run.state.runs or run.state.stage == "stopped"
             ],
             roster=rosters.encoded(self._daemon.roster),
         )

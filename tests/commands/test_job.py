@@ -341,7 +341,7 @@ def test_a_job_for_the_records_of_a_file_and_the_silos_of_the_roster(tmp_path, m
         assert [feature.name for feature in job.features] == ["age", "stage"]
         assert job.model.class_names == ("healthy", "ill")
         assert job.security.required == (len(silos) == 4)
-    assert "every silo reads them" in " ".join(map(str, told))
+    assert "Every silo reads them" in " ".join(map(str, told))
 
     result = CliRunner().invoke(app, [*call[:-2]])
     assert "--data: give --operator" in str(result.exception)

@@ -61,7 +61,8 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     sent = tmp_path / "a.invitation"
     said = run("invite", "hospital-a", *founder, "--out", sent)
     unnamed = "--organisation 'NAME OF YOUR ORGANISATION'"
-    assert f"staddle join a.invitation {unnamed} --founder {pin(folder)}" in said
+    # Whoever changes the invitation on its way would change a fingerprint next to it, too.
+    assert f"  staddle join a.invitation {unnamed}\n" in said
 
     # at the hospital
     place = tmp_path / "hospital-a"
@@ -116,9 +117,11 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
     own = {}
     said = run("invite", *names, *founder, *(f"--organisation={name} clinic" for name in names))
     for name in names:
-        line = f"staddle join {name}.invitation --founder {pin(folder)}"
-        assert line in said
-        own[name] = re.findall(r"SHA256:\S{43}", run(*line.split()[1:], "--no-wait"))[-1]
+        line = f"staddle join {name}.invitation"
+        assert f"  {line}\n" in said
+        typed = CliRunner().invoke(app, [*line.split()[1:], "--no-wait"], input=f"{pin(folder)}\n")
+        assert typed.exit_code == 0, (typed.output, typed.exception)
+        own[name] = re.findall(r"SHA256:\S{43}", typed.output)[-1]
     assert load_keys(tmp_path / "west" / "keys").entry.organisation == "west clinic"
 
     def admit(*answers):

@@ -38,7 +38,9 @@ def answers(monkeypatch):
 def test_strangers_at_the_coordinators_limit_do_not_end_a_wait(answers, capsys):
     found = answers(None, BUSY, AWAY, "roster")
     assert [next(found), next(found)] == [None, "roster"]
-    assert "too many calls" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "too many calls" in said.err
+    assert said.out.count("Waits until the founder admits you") == 1
 
 
 def test_a_file_that_is_no_invitation_is_said_to_be_none(tmp_path):
