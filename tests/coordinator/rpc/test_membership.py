@@ -30,6 +30,7 @@ def test_a_founder_is_told_of_jobs_that_end_with_a_silo(tmp_path, monkeypatch, r
     daemon = SimpleNamespace(roster=roster, runs=[run])
     enrolments = SimpleNamespace(waiting=tuple)
     monkeypatch.setattr(MembershipService, "_waiting_renewals", lambda _: ())
-    service = MembershipService(daemon, enrolments, None, asyncio.Event())
+    in_use = SimpleNamespace(roster=roster)
+    service = MembershipService(daemon, in_use, enrolments, None, asyncio.Event())
     reply = asyncio.run(service.Waiting(pb.WaitingRequest(), None))
     assert [(each.name, tuple(each.silos)) for each in reply.begun] == [(n, SILOS) for n in told]
