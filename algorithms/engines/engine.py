@@ -19,6 +19,7 @@ from ..numerics.devices import CPU, in_memory
 from ..training.accountant import PrivateSilo
 from ..training.loop import PLAIN, Stepper
 from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
+from .states import Held, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +56,24 @@ class Records:
 class SiloWork:
     """One silo at the start of a round: its state and its delivery, which no engine changes.
 
-    ``delivered`` comes from ``aggregation.deliver``. A silo that has time for ``most_steps`` trains
-    fewer epochs where those of the job take more (``Shortened``).
+    ``held`` may be what loads the state, so that the states of thousands need not be in memory at
+    the same time. ``delivered`` comes from ``aggregation.deliver``. A silo that has time for
+    ``most_steps`` trains fewer epochs where those of the job take more (``Shortened``).
     """
 
     silo: str
-    state: SiloState
+    held: Held
     delivered: Results
     most_steps: int | None = None
+
+    @property
+    def state(self) -> SiloState:
+        """The state; loaded each time where it is not in memory."""
+        return load(self.held)
+
+    def loaded(self) -> "SiloWork":
+        """The same with its state in memory."""
+        return replace(self, held=self.state)
 
 
 class Shortened:

@@ -105,7 +105,8 @@ class Simulation:
             0, {}, frozenset(), self._method.begin(), MemoryArchive().shelved()
         )
         self._round = begun.round
-        beginning = Beginnings(partial(_beginning, job, self._method, weights or {}), IN_MEMORY)
+        made = partial(_beginning, job, self._method, weights or {})
+        beginning = Beginnings(made, len(job.silos), IN_MEMORY)
         self._states = States(job.silos, beginning, begun.held)
         self._trained = set(begun.trained)
         self._coordinator = begun.coordinator
@@ -260,7 +261,7 @@ class Simulation:
         )
         limits = most_steps or {}
         return [
-            SiloWork(silo, self._states[silo], down, limits.get(silo))
+            SiloWork(silo, self._states.lying(silo), down, limits.get(silo))
             for silo, down in delivered.items()
         ]
 

@@ -5,12 +5,18 @@ and never altered, so what is the same object is the same state.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from ..course import SiloState
 
 # a state, or what reads it from where it lies
 Held: TypeAlias = SiloState | Callable[[], SiloState]
+
+
+def load(held: Held) -> SiloState:
+    """The state, read where it is not in memory."""
+    return held if isinstance(held, SiloState) else held()
 
 
 class States(Mapping[str, SiloState]):
@@ -30,14 +36,15 @@ class States(Mapping[str, SiloState]):
 
     def __getitem__(self, silo: str) -> SiloState:
         """The state, loaded or made where it is not in memory; KeyError for a stranger."""
-        found = self.held.get(silo)
-        if isinstance(found, SiloState):
-            return found
-        if found is not None:
-            return found()
+        return load(self.lying(silo))
+
+    def lying(self, silo: str) -> Held:
+        """The state, or what loads or makes it; KeyError for a stranger."""
+        if silo in self.held:
+            return self.held[silo]
         if silo not in self._silos:
             raise KeyError(silo)
-        return self._beginning(silo)
+        return partial(self._beginning, silo)
 
     def __iter__(self) -> Iterator[str]:
         """The silos, in job order."""
@@ -53,10 +60,13 @@ class States(Mapping[str, SiloState]):
 
 
 class Beginnings:
-    """Makes the states before a first round, and keeps those that fit into ``most`` bytes."""
+    """Makes the states before a first round; keeps them where those of all fit into ``most`` bytes.
 
-    def __init__(self, made: Callable[[str], SiloState], most: int) -> None:
-        self._made, self._room = made, most
+    A few of thousands would be asked for seldom, and take memory all the time.
+    """
+
+    def __init__(self, made: Callable[[str], SiloState], silos: int, most: int) -> None:
+        self._made, self._silos, self._most = made, silos, most
         self._kept: dict[str, SiloState] = {}
 
     def __call__(self, silo: str) -> SiloState:
@@ -64,9 +74,7 @@ class Beginnings:
         if silo in self._kept:
             return self._kept[silo]
         state = self._made(silo)
-        size = state.nbytes
-        # What was kept first stays: nobody knows which silos come next.
-        if size <= self._room:
-            self._room -= size
+        # Silos of one job have models of much the same size.
+        if self._silos * state.nbytes <= self._most:
             self._kept[silo] = state
         return state

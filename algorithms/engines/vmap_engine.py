@@ -195,6 +195,8 @@ class Stacked:
 
         Both models of a group's silos are on the device at the same time.
         """
+        # Each state is loaded once.
+        work = [one.loaded() for one in work]
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
         looks: dict[str, Evaluation] = {}

@@ -14,7 +14,8 @@ Workers: TypeAlias = Annotated[
 Device: TypeAlias = Annotated[
     str,
     typer.Option(
-        metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."
+        metavar="DEVICE",
+        help="auto (the first GPU, if any), cpu, cuda (all GPUs), cuda:N or cuda:0,cuda:1.",
     ),
 ]
 EngineName: TypeAlias = Annotated[

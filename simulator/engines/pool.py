@@ -1,14 +1,16 @@
-"""The engine for a CPU: silos train side by side in worker processes, with one thread each.
+"""The engine of a machine with several cores, or several GPUs: silos train side by side.
 
-A ``Crew`` is the processes, which begin once with the records of all silos. ``Workers`` is the
-engine of one job on them. A worker gets a silo whenever it has none. The silo with the most records
-comes first, so that no long one begins last. The worker trains it with the engine ``Serial`` at one
-thread, so all results are those of ``Serial`` at one thread, bit for bit.
+A ``Crew`` is the worker processes, which begin once with the records of all silos. ``Workers`` is
+the engine of one job on them. On cores a worker gets a silo whenever it has none. The costliest
+silo comes first, so that no long one begins last. The worker trains it with the engine ``Serial``
+at one thread, so all results are those of ``Serial`` at one thread, bit for bit. On GPUs each
+worker gets its share of the silos, and trains them stacked: as one GPU would, up to the last bits
+of floating-point sums, which may depend on the silos that go at once.
 
-A worker process trains silos one after another, and ends with its parent. Orders and answers take
-turns on one pipe. An order carries a job only where its job is not that of the order before. The
-answer is the result of the worker's engine, or the LocalError that it raises. Any other error is a
-mistake in the program, and ends the process.
+A worker process carries out one order after another, and ends with its parent. An order carries a
+job only where its job is not that of the order before. The worker says when each silo of an order
+is done, and answers with the results of its engine, or the LocalError that it raises. Any other
+error is a mistake in the program, and ends the process.
 """
 
 import copyreg
@@ -18,41 +20,77 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Protocol, Self, TypeAlias, cast
+from typing import Any, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...algorithms.engines.engine import Records, Serial, SiloWork
-from ...algorithms.engines.simulation import nothing
+from ...algorithms.engines.engine import Engine, Records, SiloWork
 from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import CPU
 from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError, reason
 from ...files.processes import end_with_parent, threadless
+from .deal import Costs, Task, shares
 from .shared_memory import SHARED, Descriptor, mapped, written
 
-Task: TypeAlias = Literal["train", "look"]
-Answer: TypeAlias = RoundOutcome | Evaluation | LocalError
+Outcome: TypeAlias = RoundOutcome | Evaluation
+Answer: TypeAlias = Mapping[str, Outcome] | LocalError
 Line: TypeAlias = "Connection[Any, Any]"
+# makes the engine of a job from the records, where silos train
+Maker: TypeAlias = Callable[[Job, Mapping[str, Records]], Engine]
+
+SILO_DONE = "silo done"
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """One silo to train or evaluate; without a job, the previous order's counts."""
+    """Silos to train or evaluate; without a job, the previous order's counts."""
 
     job: Job | None
     task: Task
     round: int
-    work: SiloWork
+    work: Sequence[SiloWork]
 
 
-def serve(line: Line, records: int, table: int) -> None:
+class JobTrainer:
+    """The engine of one job after another, in a worker process or a Ray actor."""
+
+    def __init__(self, make: Maker, records: Mapping[str, Records]) -> None:
+        self._make, self._records = make, records
+        self._job: Job | None = None
+        self._engine: Engine | None = None
+
+    def begin(self, job: Job) -> None:
+        """From now on train this job."""
+        # The next engine takes a device's memory, so the one before must have given it back.
+        if self._engine is not None:
+            self._engine.close()
+        self._job, self._engine = job, None
+
+    def carry_out(
+        self, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Answer:
+        """The outcomes of some silos by name, or the LocalError of one."""
+        if self._job is None:
+            return LocalError("a worker has an order and no job; this is a bug in Staddle")
+        try:
+            if self._engine is None:
+                self._engine = self._make(self._job, self._records)
+            call = self._engine.train if task == "train" else self._engine.look
+            return call(round_, work, done)
+        # Its class may take more than a text, which is all that crosses.
+        except StaddleError as error:
+            return LocalError(str(error))
+
+
+def serve(line: Line, make: Maker, records: int, table: int) -> None:
     """Carry out orders until the parent is gone.
 
     ``records`` and ``table`` are the arguments of ``mapped``.
@@ -62,35 +100,19 @@ def serve(line: Line, records: int, table: int) -> None:
     end_with_parent()
     # One order of every sum: all results are those of ``Serial`` at one thread, bit for bit.
     torch.set_num_threads(1)
-    held = mapped(records, table)
-    engine: Serial | None = None
+    trainer, done = JobTrainer(make, mapped(records, table)), partial(send, line, SILO_DONE)
     try:
         while True:
             order: Order = receive(line)
             # Each job has its own engine.
             if order.job is not None:
-                engine = Serial(order.job, held)
-            if engine is None:
-                raise LocalError(
-                    "a worker process has an order and no job; this is a bug in Staddle"
-                )
-            send(line, _answer(engine, order))
+                trainer.begin(order.job)
+            send(line, trainer.carry_out(order.task, order.round, order.work, done))
     except (EOFError, ConnectionError):
         return
 
 
-def _answer(engine: Serial, order: Order) -> Answer:
-    try:
-        if order.task == "train":
-            return engine.train(order.round, (order.work,), nothing)[order.work.silo]
-        return engine.look(order.round, (order.work,), nothing)[order.work.silo]
-    except LocalError as error:
-        return error
-    except StaddleError as error:  # its class may take more than a text, which is all that crosses
-        return LocalError(str(error))
-
-
-def send(line: Line, message: Order | Answer) -> None:
+def send(line: Line, message: Order | Answer | str) -> None:
     """Put a message on the pipe.
 
     ConnectionError if the other end is gone. Tensors are copied into the message.
@@ -143,12 +165,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def alone(_: Job) -> bool:
+    """No job's silos train stacked."""
+    return False
+
+
 @dataclass(eq=False)
 class _Worker:
     process: BaseProcess
     line: Line
     job: Job | None = None  # of the order before
-    silo: str | None = None  # that it has now
+    silos: Sequence[str] = ()  # that it has now
 
 
 class Crew:
@@ -157,10 +184,20 @@ class Crew:
     End them with ``close``, or use it as a context manager.
     """
 
-    def __init__(self, records: Mapping[str, Records], count: int) -> None:
-        """Begin ``count`` processes, at most one per silo."""
-        # Sizes decide the order: the largest silo goes first.
-        self._sizes = {silo: len(own.train) for silo, own in records.items()}
+    def __init__(
+        self,
+        records: Mapping[str, Records],
+        makers: Sequence[Maker],
+        stacks: Callable[[Job], bool] = alone,
+        have: str = "workers",
+    ) -> None:
+        """Begin a process per maker, at most one per silo.
+
+        ``makers`` make their engines. Jobs for which ``stacks`` holds train in shares, one per
+        process; in all others an order is one silo. ``have`` says to people what there may be fewer
+        of.
+        """
+        self._costs, self._stacks, self._have = Costs(records), stacks, have
         self._workers: list[_Worker] = []
         # torch is loaded once, and no lock of it is held
         self._context = threadless(serve.__module__)
@@ -168,8 +205,8 @@ class Crew:
         file, table = written(records)
         # Closed once the workers have descriptors of their own.
         with file:
-            for _ in range(min(count, len(records))):
-                self._begin(Descriptor(file.fileno()), table)
+            for make in makers[: len(records)]:
+                self._begin(make, Descriptor(file.fileno()), table)
 
     def _begin(self, *arguments: Any) -> None:
         # One pipe per worker: a closed one shows which worker ended.
@@ -183,7 +220,7 @@ class Crew:
             self.close()
             raise LocalError(
                 f"worker process {begun + 1} cannot be started: {reason(error)}; use"
-                f" {begun or 1} workers"
+                f" {begun or 1} {self._have}"
             ) from error
         theirs.close()  # the worker alone has it now: the line ends when the worker does
         self._workers.append(_Worker(process, ours))
@@ -226,8 +263,8 @@ class Crew:
 
     def run(
         self, job: Job, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
-    ) -> dict[str, RoundOutcome | Evaluation]:
-        """The answers of all silos, in the order of ``work``.
+    ) -> dict[str, Outcome]:
+        """The outcomes of all silos, in the order of ``work``.
 
         LocalError of the first of them that has one: no other silo is begun then. Where anything
         else ends the call, an interrupt or a worker that died, it ends all processes too.
@@ -235,9 +272,8 @@ class Crew:
         if not self._workers:
             raise LocalError("the worker processes have ended; start the run again")
 
-        # the largest is taken first, from the end: begun last, it would keep all others waiting
-        waiting = sorted(work, key=lambda one: self._sizes[one.silo])
-        answers: dict[str, RoundOutcome | Evaluation] = {}
+        waiting = self._batches(job, task, work)
+        answers: dict[str, Outcome] = {}
         faults: dict[str, LocalError] = {}
         complete = False
         try:
@@ -248,15 +284,17 @@ class Crew:
                     # Any idle worker will do, since all hold all records.
                     self._order(idle.pop(), job, task, round_, waiting.pop())
                 for worker in self._answering():
-                    silo, answer = self._taken(worker)
+                    silos, answer = self._taken(worker)
+                    if answer == SILO_DONE:
+                        done()
+                        continue
                     idle.append(worker)
                     if isinstance(answer, LocalError):
-                        faults[silo] = answer
+                        faults |= dict.fromkeys(silos, answer)
                         # The round cannot succeed any more, so begin no further silo.
                         waiting.clear()
                     else:
-                        answers[silo] = answer
-                        done()
+                        answers |= answer
             complete = True
         finally:
             # a worker that was interrupted would take the next order for the answer to this one
@@ -269,34 +307,47 @@ class Crew:
                 raise faults[one.silo]
         return {one.silo: answers[one.silo] for one in work}
 
-    def _order(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
+    def _batches(self, job: Job, task: Task, work: Sequence[SiloWork]) -> list[list[SiloWork]]:
+        """What one order takes, the costliest last: the last is taken first."""
+        cost = partial(self._costs.of, job, task)
+        if self._stacks(job):
+            return shares(work, cost, len(self._workers))
+        # The costliest silo, begun last, would keep all others waiting.
+        return [[one] for one in sorted(work, key=cost)]
+
+    def _order(
+        self, worker: _Worker, job: Job, task: Task, round_: int, batch: Sequence[SiloWork]
+    ) -> None:
         sent = None
         # Send a job to each worker once, not with every silo.
         if worker.job is not job:
             # a fresh one: what a job has cached does not cross
             sent = replace(job)
-        worker.job, worker.silo = job, one.silo
+        worker.job, worker.silos = job, [one.silo for one in batch]
+        # States are in memory only while they are sent.
+        loaded = [one.loaded() for one in batch]
         try:
-            send(worker.line, Order(sent, task, round_, one))
+            send(worker.line, Order(sent, task, round_, loaded))
         except ConnectionError as error:
             raise self._dead(worker) from error
 
     def _answering(self) -> list[_Worker]:
         """Wait for the workers that have something to say, or have ended."""
         # Only busy workers answer; an idle one that died is found with its next order.
-        busy = [worker for worker in self._workers if worker.silo is not None]
+        busy = [worker for worker in self._workers if worker.silos]
         lines = wait([worker.line for worker in busy])
         return [worker for worker in busy if worker.line in lines]
 
-    def _taken(self, worker: _Worker) -> tuple[str, Any]:
-        """The silo that a worker has finished, and its answer."""
+    def _taken(self, worker: _Worker) -> tuple[Sequence[str], Any]:
+        """The silos that a worker has, and what it says: an answer ends the order."""
         try:
-            # A worker answers once per order, when its silo is done.
-            answer = receive(worker.line)
+            said = receive(worker.line)
         except (EOFError, OSError) as error:
             raise self._dead(worker) from error
-        silo, worker.silo = str(worker.silo), None
-        return silo, answer
+        silos = worker.silos
+        if said != SILO_DONE:
+            worker.silos = ()
+        return silos, said
 
     def _dead(self, worker: _Worker) -> LocalError:
         # The exit code is known only after this.
@@ -309,8 +360,11 @@ class Crew:
             name = signal.Signals(-code).name
             why = f"was ended by {name}"
             if name == "SIGKILL":
-                why += ", as Linux does where memory runs out; free memory, or use fewer workers"
-        return LocalError(f"silo {worker.silo!r}: the worker process that had it {why}")
+                why += ", as Linux does where memory runs out; free memory, or use fewer"
+                why += f" {self._have}"
+        first, *others = worker.silos
+        more = f" and {len(others)} more" if others else ""
+        return LocalError(f"silo {first!r}{more}: the worker process that had it {why}")
 
 
 class RunsJobs(Protocol):
@@ -318,8 +372,8 @@ class RunsJobs(Protocol):
 
     def run(
         self, job: Job, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
-    ) -> Mapping[str, RoundOutcome | Evaluation]:
-        """The answers of all silos, in the order of ``work``."""
+    ) -> Mapping[str, Outcome]:
+        """The outcomes of all silos, in the order of ``work``."""
         ...
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from multiprocessing.reduction import ForkingPickler
@@ -24,20 +25,17 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from ...algorithms.engines.engine import Engine, Records, SiloWork
+from ...algorithms.engines.engine import Records, SiloWork
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.job.job import Job
-from ...algorithms.training.silo_round import Evaluation, RoundOutcome
-from ...errors import LocalError, StaddleError
-from .pool import Task, Workers, packed
+from ...errors import LocalError
+from .deal import Costs, Task, shares
+from .pool import JobTrainer, Maker, Outcome, Workers, packed
 from .shared_memory import laid_out, written
 
 # Ray's own types say nothing to a strict check.
 Actor: TypeAlias = Any
 Ref: TypeAlias = Any
-Outcome: TypeAlias = RoundOutcome | Evaluation
-# makes the engine of a job from the records, where the actor runs
-Maker: TypeAlias = Callable[[Job, Mapping[str, Records]], Engine]
 T = TypeVar("T")
 
 MOST_DEATHS = 3  # of actors that had the same
@@ -54,9 +52,7 @@ class RayWorker:
         """``memory`` and ``table`` are what ``written`` wrote, as uint8 [bytes]."""
         # One order of every sum: all results are those of ``Serial`` at one thread, bit for bit.
         torch.set_num_threads(1)
-        self._held = laid_out(memory, memory[table:].tobytes())
-        self._make = make
-        self._engine: Engine | None = None
+        self._trainer = JobTrainer(make, laid_out(memory, memory[table:].tobytes()))
 
     def software(self) -> dict[str, str]:
         """The versions of packages here."""
@@ -64,17 +60,12 @@ class RayWorker:
 
     def begin(self, job: bytes) -> None:
         """From now on train this job."""
-        self._engine = self._make(ForkingPickler.loads(job), self._held)
+        self._trainer.begin(ForkingPickler.loads(job))
 
     def carry_out(self, task: Task, round_: int, work: bytes) -> bytes:
         """The outcomes of some silos by name, or the LocalError of one."""
-        if self._engine is None:
-            raise LocalError("an actor has an order and no job; this is a bug in Staddle")
-        call = self._engine.train if task == "train" else self._engine.look
-        try:
-            return bytes(packed(call(round_, ForkingPickler.loads(work), nothing)))
-        except StaddleError as error:  # its class may take more than a text
-            return bytes(packed(LocalError(str(error))))
+        answer = self._trainer.carry_out(task, round_, ForkingPickler.loads(work), nothing)
+        return bytes(packed(answer))
 
 
 @dataclass(eq=False)
@@ -103,8 +94,7 @@ class RayCrew:
         silo. LocalError where Ray is not installed, or the cluster cannot be used.
         """
         self._ray = _connected(address)
-        # Sizes decide the order: the largest silo goes first.
-        self._sizes = {silo: len(own.train) for silo, own in records.items()}
+        self._silos, self._costs = len(records), Costs(records)
         self._resource, self._count = resource, count
         self._needs = {"num_cpus": 1} if resource == "CPU" else {"num_cpus": 0, "num_gpus": 1}
         self._worker = self._ray.remote(**self._needs)(RayWorker)
@@ -122,7 +112,7 @@ class RayCrew:
     def wanted(self) -> int:
         """How many actors there should be, in the cluster as it is now."""
         most = int(self._ray.cluster_resources().get(self._resource, 0))
-        return min(self._count or most, most, len(self._sizes))
+        return min(self._count or most, most, self._silos)
 
     def ask(self, question: Callable[[], T]) -> T:
         """What a function says where an actor could be; LocalError as it raises it."""
@@ -162,7 +152,7 @@ class RayCrew:
             raise LocalError("the Ray actors have ended; start the run again")
         self._deaths.clear()
         self._top_up()
-        waiting = self._batches(work)
+        waiting = self._batches(job, task, work)
         running: dict[Ref, tuple[_Member, list[SiloWork]]] = {}
         found: dict[str, Outcome] = {}
         faults: list[LocalError] = []
@@ -194,14 +184,15 @@ class RayCrew:
             raise fault
         return {one.silo: found[one.silo] for one in work}
 
-    def _batches(self, work: Sequence[SiloWork]) -> list[list[SiloWork]]:
-        """What one order takes, the largest last: the last is taken first.
+    def _batches(self, job: Job, task: Task, work: Sequence[SiloWork]) -> list[list[SiloWork]]:
+        """What one order takes, the costliest last: the last is taken first.
 
-        On a core that is one silo, on GPUs a share of them with about as many records as others.
+        On a core that is one silo, on GPUs a share that takes about as long as others.
         """
-        ordered = sorted(work, key=lambda one: self._sizes[one.silo])
-        count = len(ordered) if self._resource == "CPU" else max(1, self.wanted)
-        return [batch for first in range(count) if (batch := ordered[first::count])]
+        cost = partial(self._costs.of, job, task)
+        if self._resource == "GPU":
+            return shares(work, cost, max(1, self.wanted))
+        return [[one] for one in sorted(work, key=cost)]
 
     def _top_up(self) -> None:
         """Start actors for cores that are new, or whose actors died."""
@@ -216,7 +207,9 @@ class RayCrew:
         if member.job is not job:
             member.actor.begin.remote(bytes(packed(replace(job))))
             member.job = job
-        return member.actor.carry_out.remote(task, round_, bytes(packed(batch)))
+        # States are in memory only while they are sent.
+        loaded = [one.loaded() for one in batch]
+        return member.actor.carry_out.remote(task, round_, bytes(packed(loaded)))
 
     def _ready(self, running: Mapping[Ref, object]) -> list[Ref]:
         """Wait for something: the orders that are done; actors that have started become idle."""

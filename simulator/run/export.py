@@ -73,15 +73,14 @@ def write(
     return tuple(written)
 
 
-def write_models(folder: Path, states: Mapping[str, SiloState]) -> None:
-    """Write the models that these silos keep, in place of older ones.
+def write_models(folder: Path, states: Iterable[tuple[str, SiloState]]) -> None:
+    """Write the models that these silos keep, in place of older ones; one is in memory at a time.
 
     They are durable when it returns. UnwritableError if the disk fails.
     """
     with writing(folder / MODELS, "cannot make it"):
         (folder / MODELS).mkdir(exist_ok=True)
-    # One by one: all at once may not fit in memory.
-    write_all((model_file(folder, silo), state_to_bytes(state)) for silo, state in states.items())
+    write_all((model_file(folder, silo), state_to_bytes(state)) for silo, state in states)
 
 
 def measures(seen: Mapping[str, Seen], counting: Counting) -> dict[str, Any]:

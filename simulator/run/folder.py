@@ -145,8 +145,11 @@ class RunFolder:
         """
         return self._snapshots.write(snapshot, self._history.sync(), self._work.sync())
 
-    def keep_models(self, states: Mapping[str, SiloState]) -> None:
-        """Write the models that some silos keep, before ``finish``; nothing where none are kept."""
+    def keep_models(self, states: Iterable[tuple[str, SiloState]]) -> None:
+        """Write the models that some silos keep, before ``finish``; nothing where none are kept.
+
+        Where none are kept, no state is asked for.
+        """
         if self._keeps_models:
             export.write_models(self.path, states)
 

@@ -155,9 +155,12 @@ class _Rounds:
         self._watch.work("looking", len(self._job.silos))
         last: dict[str, Evaluation] = {}
         for some in self._simulation.looks(self._watch.silo):
-            models = {silo: self._simulation.kept(silo, look) for silo, look in some.items()}
-            self._folder.keep_models(models)
+            self._folder.keep_models(
+                (silo, self._simulation.kept(silo, look)) for silo, look in some.items()
+            )
             last |= {silo: without_state(look) for silo, look in some.items()}
+            # These models must be gone from memory before the next are made.
+            del some
         # Every silo receives the last results, though nothing trains on them.
         down = self._simulation.last_delivery
         work = RoundWork(self._job.length, self._job.rounds, 0, down, {})
@@ -174,4 +177,6 @@ class _Rounds:
         looks: dict[str, Evaluation] = {}
         for some in self._simulation.looks(self._watch.silo):
             looks |= {silo: without_state(look) for silo, look in some.items()}
+            # as in ``_finish``
+            del some
         return of_look(rounds, looks)

@@ -73,7 +73,7 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
         last = simulation.look()
         simulation.finish(last)
         seen = {silo: look.test for silo, look in last.items()}
-        folder.keep_models(simulation.states)
+        folder.keep_models(simulation.states.items())
         folder.finish(of_look(job.rounds, last), simulation.coordinator, seen)
         return folder
 

@@ -26,10 +26,13 @@ def test_a_state_is_the_one_held_or_read_or_that_of_the_beginning():
         states["stranger"]
 
 
-def test_beginnings_are_kept_as_far_as_there_is_room():
-    made = Beginnings(lambda silo: state(len(silo), size=10), most=100)
-    a, b, c = made("a"), made("bb"), made("ccc")
-    assert made("a") is a
-    assert made("bb") is b
-    assert made("ccc") is not c
-    assert torch.equal(made("ccc").parts["model"]["w"], c.parts["model"]["w"])
+def test_beginnings_are_kept_where_there_is_room_for_all():
+    """Of 40 bytes each."""
+    kept, made = (
+        Beginnings(lambda silo: state(len(silo), size=10), silos=3, most=most)
+        for most in (120, 119)
+    )
+    for silo in ("a", "bb", "ccc"):
+        assert kept(silo) is kept(silo)
+        assert made(silo) is not made(silo)
+        assert torch.equal(made(silo).parts["model"]["w"], kept(silo).parts["model"]["w"])

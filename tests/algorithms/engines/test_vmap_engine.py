@@ -133,6 +133,11 @@ IN_SLICES = {
     "fedpac": 1, "fedper": 4, "fedproto": 1, "fedsimsup": 9, "fedssa": 2, "local": 2,
     "per-fedavg": 3, "pfedfda": 2, "pfedsim": 2, "ppfl": 3,
 }  # fmt: skip
+# layers that are matrix products
+FULLY_CONNECTED = (
+    "fedcp, by itself", "feddbe, by itself", "fedclassavg", "pfedsim, by class", "ppfl",
+    "ppfl, blocks", "fedas", "pfedfda", "per-fedavg, first order",
+)  # fmt: skip
 IN_PARALLEL = ("fedssa", "fedprox", "fedaims, clusters", "per-fedavg", "ppfl2")
 # a stage of these has so few steps that its recording is replayed by a third epoch only
 FEW_STEPS = ("pfedfda, batch norm", "ppfl, blocks")
@@ -424,6 +429,19 @@ def test_unrecorded_steps_have_the_bits_of_recorded_ones(make):
 def test_in_float32_and_in_slices_too(make, case):
     job, records = of_case(make, case, 1, rounds=1)
     check_same(job, records, 1e-5, at_once=IN_SLICES[case])
+
+
+@pytest.mark.parametrize("case", FULLY_CONNECTED)
+def test_fully_connected_networks_have_the_same_bits_in_any_groups(make, case):
+    """Where all batches are whole. In other groups, convolutions and filled-up batches are summed
+    in another order; ``test_in_float32_and_in_slices_too`` has the bound.
+    """
+    torch.set_num_threads(1)
+    job, _ = of_case(make, case, 2)
+    records = records_of(job, dict.fromkeys(SIZES, 16))
+    engines = [Stacked(job, records, at_once=at_once) for at_once in (4, 3, 2, 1)]
+    first, *others = [bytes_of(played(job, engine)[0]) for engine in engines]
+    assert others == [first] * 3
 
 
 def test_reruns_are_bit_identical(make):

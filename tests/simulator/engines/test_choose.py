@@ -1,3 +1,4 @@
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +17,9 @@ from staddle.simulator.engines.choose import Cluster, OnGpu, choose
 class Crew:
     made = 0
 
-    def __init__(self, records, count):
-        self.count, self.closed = count, False
+    def __init__(self, records, makers, *more):
+        self.makers, self.more, self.closed = makers, more, False
         Crew.made += 1
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
     def engine(self, job):
         return self, job
@@ -89,7 +84,7 @@ def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, cou
         assert Crew.made == before  # no process before there is a job
         crew, job = found.engine(JOB)
         assert found.engine("another") == (crew, "another")
-        assert (crew.count, job, crew.closed) == (count, JOB, False)
+        assert (crew.makers, job, crew.closed) == ([Serial] * count, JOB, False)
         assert (found.where, found.device) == (
             f"{count} worker processes with one thread each",
             "cpu",
@@ -150,6 +145,81 @@ def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
     machine(gpus)
     with refused(text):
         choose(RECORDS, device, workers)
+
+
+@pytest.fixture
+def alike(machine, monkeypatch):
+    """GPUs of one model, but for the last."""
+
+    def gpus(count):
+        machine(count + 1)
+        names = {torch.device("cuda", number): "GPU A" for number in range(count)}
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: names.get(gpu, "GPU B"))
+
+    return gpus
+
+
+@pytest.mark.parametrize(
+    ("device", "numbers"),
+    [("cuda", [0, 1, 2]), ("cuda:2,cuda:0", [2, 0]), ("cuda:1", [1]), ("auto", [0])],
+)
+def test_several_gpus_have_a_worker_each_with_its_share_stacked(
+    alike, monkeypatch, device, numbers
+):
+    """Silos whose layers draw are given one by one: the bits depend on no deal."""
+    alike(3)
+    before, on = Crew.made, []
+    monkeypatch.setattr(torch.cuda, "set_device", on.append)
+    monkeypatch.setattr(engines, "Serial", lambda job, r, device, **_: (job, r, str(device)))
+    with choose(RECORDS, device, gpu=OnGpu(precision="float32")) as found:
+        names = [f"cuda:{number}" for number in numbers]
+        assert found.where == f"GPU A ({', '.join(names)}), silos stacked"
+        many = f", on {len(names)} GPUs" if len(names) > 1 else ""
+        assert found.device == f"cuda (GPU A, 80 GiB){many}"
+        assert Crew.made == before  # no process before there is a job
+        if len(names) == 1:
+            assert found.engine(JOB).made_with == (JOB, RECORDS, *names)
+            return
+        crew, job = found.engine(JOB)
+        stacks, have = crew.more
+        assert (job, stacks(JOB), stacks(DROPPING), stacks(RECURRENT)) == (JOB, True, False, False)
+        assert have == "GPUs"
+        made = [make(JOB, RECORDS).made_with for make in pickle.loads(pickle.dumps(crew.makers))]
+        assert made == [(JOB, RECORDS, name) for name in names]
+        assert on == names
+        assert crew.makers[0](DROPPING, RECORDS) == (DROPPING, RECORDS, names[0])
+    assert crew.closed
+
+
+def test_no_more_gpus_than_silos_and_one_where_processes_cannot_share_records(alike, monkeypatch):
+    alike(9)
+    assert choose(RECORDS, "cuda").device == "cuda (GPU A, 80 GiB), on 5 GPUs"
+    one_by_one = choose(RECORDS, "cuda", gpu=OnGpu(stacked=False))
+    assert one_by_one.device == "cuda (GPU A, 80 GiB), one by one"
+    assert one_by_one.engine(JOB)[0].more[0](JOB) is False
+    lazy = SimpleNamespace(x=LazyRecords.of(list, 2, (1,), 0, "the set", str))
+    assert choose({**RECORDS, "b": Records(SIDE, lazy)}, "cuda").where.startswith("GPU A (cuda:0),")
+    with refused(r"cuda:0,cuda:1: silos whose records are read .* one after another; name one GPU"):
+        choose({**RECORDS, "b": Records(SIDE, lazy)}, "cuda:0,cuda:1")
+    monkeypatch.setattr(engines, "SHARED", False)
+    assert choose(RECORDS, "cuda").device == "cuda (GPU A, 80 GiB)"
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("cpu,cpu", "--device cpu,cpu: several devices are GPUs, each named once, .* --workers"),
+        ("cuda:0,cuda:0", "cuda:0,cuda:0: several devices are GPUs, each named once"),
+        ("cuda,cpu", "--device cuda,cpu: several devices are GPUs"),
+        ("cuda:0,cuda:3", "these are GPU A, 80 GiB and GPU B, 80 GiB, which may round differently"),
+        ("cuda:0,cuda:4", "'cuda:4': this machine has 4 GPUs"),
+        ("cuda:0,", "'': no such device"),
+    ],
+)  # fmt: skip
+def test_several_devices_are_gpus_of_one_model(alike, device, text):
+    alike(3)
+    with refused(text):
+        choose(RECORDS, device)
 
 
 def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypatch):

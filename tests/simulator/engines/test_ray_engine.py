@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,14 +12,15 @@ import torch
 from support.engine_runs import RECORDS, job_of, run
 from support.refusals import refused
 
-from staddle.algorithms.engines.engine import Serial
+from staddle.algorithms.course import SiloState
+from staddle.algorithms.engines.engine import Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.errors import CancelledError, LocalError
 from staddle.simulator.engines import ray_engine
 from staddle.simulator.engines.ray_engine import RayCrew
 
 MANY = {f"silo-{number}": RECORDS["abcd"[number % 4]] for number in range(12)}
-WORK = [SimpleNamespace(silo=silo) for silo in MANY]
+WORK = [SiloWork(silo, SiloState({}), {}) for silo in MANY]
 
 
 class GoneError(Exception):
@@ -30,6 +31,7 @@ class GoneError(Exception):
 class Job:
     name: str
     privacy: None = None
+    training: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(epochs=1))
 
 
 class Echo:
@@ -42,6 +44,9 @@ class Echo:
         if self.job.name == "broken":
             raise LocalError(f"silo {work[0].silo!r} is broken")
         return {one.silo: (self.job.name, round_, len(self.held[one.silo].train)) for one in work}
+
+    def close(self):
+        pass
 
 
 class Ref:
@@ -129,7 +134,10 @@ def test_each_silo_trains_once_in_whatever_order_and_whoever_dies(crew, resource
 
 def test_on_gpus_each_actor_has_a_share_of_about_as_many_records(crew):
     one = crew(StandIn(0, cores=5), resource="GPU", count=3)
-    shares = [sum(len(MANY[each.silo].train) for each in batch) for batch in one._batches(WORK)]
+    shares = [
+        sum(len(MANY[each.silo].train) for each in batch)
+        for batch in one._batches(Job("one"), "train", WORK)
+    ]
     assert len(shares) == 3
     assert max(shares) - min(shares) <= max(len(own.train) for own in MANY.values())
 

@@ -102,7 +102,7 @@ def test_measures_of_a_regression_are_those_of_all_its_records():
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
-    write_models(tmp_path, MODELS)
+    write_models(tmp_path, MODELS.items())
     made = write(tmp_path, SILOS, HISTORY, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
     made += tuple(model_file(tmp_path, silo) for silo in MODELS)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
@@ -129,7 +129,7 @@ def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
 def test_a_file_in_the_way_is_told(tmp_path):
     (tmp_path / "models").write_text("")
     with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
-        write_models(tmp_path, MODELS)
+        write_models(tmp_path, MODELS.items())
 
 
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
@@ -137,7 +137,7 @@ def test_memberships_are_read_as_those_of_a_federation(tmp_path):
         silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
         for silo, p in (("b", 0.25), ("a", 0.5))
     }
-    write_models(tmp_path, own)
+    write_models(tmp_path, own.items())
     write(
         tmp_path,
         SILOS,

@@ -287,7 +287,7 @@ def live(out, promise, run=LIFE):
         counts = dict.fromkeys(LIFE.job.silos, 1)
         seen = {silo: Seen(right(1, 1), right(1, 0)) for silo in LIFE.job.silos}
         last = [of_counts(at, "all/aggregated", counts, counts)]
-        folder.keep_models(STORY[at].held)
+        folder.keep_models(STORY[at].held.items())
         folder.finish(last, {}, seen)
 
 

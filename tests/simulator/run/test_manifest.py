@@ -113,6 +113,7 @@ def test_a_table_that_one_lacks_other_silos_and_another_release_are_named_or_cou
     ("device", "fits"),
     [
         ("cpu", True), ("cuda (NVIDIA H200)", True), ("cuda (NVIDIA H200), one by one, tf32", True),
+        ("cuda (NVIDIA H200), on 2 GPUs, bf16", True), ("cuda (NVIDIA H200), on GPUs", False),
         ("cuda (NVIDIA H200), bf16, one by one", False), ("cuda", False), ("cpu, bf16", False),
     ],
 )  # fmt: skip

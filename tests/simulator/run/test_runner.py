@@ -1,4 +1,5 @@
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -96,6 +97,27 @@ def test_states_that_find_no_room_in_memory_end_in_the_same_bytes(tmp_path, monk
     assert {name for name in plain if resting[name] != plain[name]} <= {"snapshot.json"}
     assert {len(silos) for silos in asked} == {1}
     assert set(read) == set(run.job.silos)
+
+
+@pytest.mark.parametrize("keep_models", [True, False])
+def test_models_of_a_look_are_gone_before_the_next_are_made(tmp_path, monkeypatch, keep_models):
+    """And where none are kept, no state is loaded for that."""
+    monkeypatch.setattr(simulation, "AT_ONCE", 1)
+    looked, look, kept, asked = [], simulation.Simulation._look, simulation.kept, []
+
+    def watched(self, silos, done):
+        assert all(held() is None for held in looked)
+        found = look(self, silos, done)
+        looked.extend(weakref.ref(each) for each in found.values())
+        return found
+
+    monkeypatch.setattr(simulation.Simulation, "_look", watched)
+    monkeypatch.setattr(simulation, "kept", lambda *given: asked.append(1) or kept(*given))
+    run, schedule = make_run(), replace(SCHEDULE, keep_models=keep_models)
+    make = lambda job: Serial(job, POPULATION.records)
+    complete(tmp_path, run, POPULATION, schedule, make, Unwatched(), StopSignal())
+    assert len(looked) == 2 * len(run.job.silos)
+    assert len(asked) == keep_models * len(run.job.silos)
 
 
 def test_a_census_is_a_round_that_measures_nothing(tmp_path):
