@@ -42,6 +42,7 @@ MOST_DEATHS = 3  # of actors that had the same
 STARTING_SECONDS = 600.0  # within which a first actor begins, where none runs
 REACHED_SECONDS = 10.0
 SOFTWARE = ("staddle", "torch", "numpy")  # of other versions the bits may differ
+LATE = "node timed out during startup"  # Ray's words for one that it has begun itself
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -315,6 +316,15 @@ def _connected(address: str | None) -> Any:
         where = "on this machine" if address is None else f"at {address}"
         raise LocalError(
             f"no Ray cluster {where}: {error}; docs/simulate.md says how one is begun"
+        ) from error
+    except Exception as error:
+        # Ray has no class of its own for this. What else it raises is a mistake, and not hidden.
+        if LATE not in str(error):
+            raise
+        raise LocalError(
+            "no Ray cluster on this machine: its processes did not start within Ray's 30 s, as"
+            " where the machine is busy or short of memory; run the same command when it has less"
+            " to do, or without --engine ray"
         ) from error
     return ray
 

@@ -179,6 +179,26 @@ def test_a_cluster_that_cannot_be_reached_is_said_at_once(address):
         RayCrew(RECORDS, Serial, address=address)
 
 
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        ("The current node timed out during startup. This could happen because", LocalError,
+            "no Ray cluster on this machine: .* within Ray's 30 s, .*; run the same command when"),
+        ("a mistake of Ray's", Exception, "a mistake of Ray's"),
+    ],
+)  # fmt: skip
+def test_a_node_that_does_not_start_in_time_is_said(monkeypatch, said, kind, text):
+    import ray  # noqa: PLC0415 as the engine does
+
+    def late(*_, **__):
+        raise Exception(said)  # noqa: TRY002 as Ray does
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(kind, match=text) as told:
+        RayCrew(RECORDS, Serial)
+    assert type(told.value) is kind
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     """Two machines of one core."""
