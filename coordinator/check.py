@@ -27,10 +27,8 @@ from .config import CoordinatorConfig
 from .disk_need import check_room, plain_bytes
 from .rpc.operations import job_of
 from .rpc.start_weights import check_start_file
-from .storage.database import Database
+from .storage.database import DATABASE, Database
 from .storage.store import check_folder
-
-DATABASE_FILE = "coordinator.sqlite"
 
 
 def check(path: Path) -> PreflightReport:
@@ -62,7 +60,7 @@ def check(path: Path) -> PreflightReport:
 
 def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
     """The jobs that it holds, as they were signed."""
-    path = config.directory / DATABASE_FILE
+    path = config.directory / DATABASE
     if not path.exists():
         # Opening would create the file.
         return {}, f"{path}: none yet; the coordinator makes it"
@@ -77,7 +75,7 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
 
 def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
     """It holds, and has all records that the database knows."""
-    path, kept = config.directory / DATABASE_FILE, None
+    path, kept = config.directory / DATABASE, None
     own = load_entry(config.keys / ENTRY_FILE)
     if path.exists():
         # Read-only and without the lock: a coordinator may be running on this folder.

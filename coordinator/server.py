@@ -41,7 +41,6 @@ from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.ledger.records import Serving, StopRecord
 from ..security.log import note as notes
-from ..security.log.lock import locked
 from ..security.log.tree_head import TreeHead
 from . import config as configs
 from . import heap
@@ -53,7 +52,8 @@ from .rpc.membership import MembershipService
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .rpc.start_weights import check_start_file, missing_file
-from .storage.database import Database, StoredJob
+from .storage.backup import Owner, occupied
+from .storage.database import DATABASE, Database, StoredJob
 
 OPEN_MAX = 10_240  # files of a process, on macOS
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
@@ -139,9 +139,9 @@ def opened(config: configs.CoordinatorConfig) -> Iterator[OpenState]:
 
     # The lock comes first: two processes would write into one database and one ledger.
     with (
-        locked(config.directory),
+        occupied(config.directory),
         log.kept(config.directory / log.KEPT),
-        closing(Database(config.directory / "coordinator.sqlite")) as database,
+        closing(Database(config.directory / DATABASE)) as database,
         _ledger(config, in_use, database) as ledger,
     ):
         # From now on an older one in the configuration's place does not count.
@@ -268,6 +268,12 @@ def _record_start(state: OpenState) -> None:
     if record is not None and digest not in state.recorded:
         state.ledger.append(record)
         state.recorded.add(digest)
+
+
+def owner(config: configs.CoordinatorConfig) -> Owner:
+    """Whose state is backed up and restored; LocalError for keys and roster that do not fit."""
+    in_use = _identity(config)
+    return Owner(config.directory, in_use.keys, in_use.present)
 
 
 def _identity(config: configs.CoordinatorConfig) -> RosterInUse:

@@ -48,6 +48,7 @@ def relayed(places: Iterable[FileKey]) -> tuple[str, ...]:
     )
 
 
+DATABASE = "coordinator.sqlite"  # in the coordinator's folder
 VERSION = 5
 SUBMISSIONS = """\
 CREATE TABLE submissions (
@@ -244,7 +245,7 @@ class Database:
         """
         self._path = path
         try:
-            opened = _for_reading(path) if read_only else str(path)
+            opened = for_reading(path) if read_only else str(path)
             self._connection = sqlite3.connect(opened, isolation_level=None, uri=read_only)
             with self._explained():
                 if read_only:
@@ -703,7 +704,7 @@ def evaluation_in(signed: bytes) -> dict[str, Any]:
     return evaluation_of(json.loads(signed).get("document", {}))
 
 
-def _for_reading(path: Path) -> str:
+def for_reading(path: Path) -> str:
     """SQLite's URI of a file that is only read."""
     # Without a log next to it nobody writes the file, and reading it needs no files of SQLite's
     # own: the folder may be on a disk that is mounted read-only.

@@ -63,6 +63,11 @@ def keep(connection: sqlite3.Connection) -> None:
             )
 
 
+def stored(connection: sqlite3.Connection) -> dict[str, bytes]:
+    """The seals as they were written, by table: they differ once any row does."""
+    return dict(connection.execute("SELECT name, sha256 FROM seals"))
+
+
 def check(connection: sqlite3.Connection, path: Path) -> None:
     """LocalError names a table that is not as it was written, or ``seals`` where that is gone.
 
@@ -88,7 +93,7 @@ def _changed(connection: sqlite3.Connection) -> list[str]:
     """Tables that are not as they were written."""
     if "seals" not in _names(connection):
         return ["seals"]
-    kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
+    kept = stored(connection)
     tables = _tables(connection)
     # A table without a seal, or a seal without a table: neither can be compared.
     if odd := sorted({*tables} ^ kept.keys()):

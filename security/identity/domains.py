@@ -14,6 +14,7 @@ MEMBERS = b"staddle/members/1"
 INVITATION = b"staddle/invitation/1"  # a founder over a ticket to hand in an entry
 JOB = b"staddle/job/1"  # an operator over a job file
 RECEIPT = b"staddle/receipt/1"  # the coordinator over what it received
+BACKUP = b"staddle/backup/1"  # the coordinator over the files of a copy of its state
 MODEL = b"staddle/model/1"  # a silo over the files of a trained model
 HEAD = b"staddle/head/1"  # a silo over the head that it holds of another one's ledger
 
