@@ -31,12 +31,17 @@ def check(
     output.show(checked(config), as_json)
 
 
-def run(config: Config) -> None:
+def run(
+    config: Config,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait until no other process serves from the folder.")
+    ] = False,
+) -> None:
     """Serve silos and run the configured jobs in turn, until SIGTERM or Ctrl-C."""
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
-    serving = serve(loaded)
+    serving = serve(loaded, standby=standby)
     asyncio.run(systemd.supervised(serving, loaded.directory, systemd.COORDINATOR))
 
 

@@ -125,6 +125,7 @@ class Daemon:
         self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
         self.stopping = False
+        self.generation = 0  # of the lease under which it serves; 0: without one
         self._database = database
         self._began = time.monotonic()
         # silo → when it was last heard of, since this process began

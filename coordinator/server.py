@@ -52,8 +52,9 @@ from .rpc.membership import MembershipService
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .rpc.start_weights import check_start_file, missing_file
-from .storage.backup import Owner, occupied
+from .storage.backup import Owner
 from .storage.database import DATABASE, Database, StoredJob
+from .storage.lease import Lease, leased, vacant
 
 OPEN_MAX = 10_240  # files of a process, on macOS
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
@@ -75,8 +76,10 @@ def most_open_files() -> tuple[int, int]:
     return soft, hard
 
 
-async def serve(config: configs.CoordinatorConfig) -> None:
+async def serve(config: configs.CoordinatorConfig, *, standby: bool = False) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong.
+
+    ``standby``: begin once nobody else serves from the folder.
 
     It returns once all is closed; LocalError, too, if an error stopped the coordinator. It changes
     the process's umask, heap and limit of open files.
@@ -88,6 +91,9 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     before, files = most_open_files()
     log.event("starting", files=files, files_before=before)
     stopped = stop_signal()
+    await vacant(config.directory, stopped, standby=standby)
+    if stopped.done():
+        return
     with opened(config) as state:
         while not stopped.done():
             renewed = asyncio.Event()
@@ -121,6 +127,7 @@ class OpenState:
     in_use: RosterInUse
     database: Database
     ledger: ReceivingLedger
+    lease: Lease
     recorded: set[str]  # digests of the rosters that the ledger keeps
 
 
@@ -139,16 +146,19 @@ def opened(config: configs.CoordinatorConfig) -> Iterator[OpenState]:
 
     # The lock comes first: two processes would write into one database and one ledger.
     with (
-        occupied(config.directory),
+        leased(config.directory) as lease,
         log.kept(config.directory / log.KEPT),
-        closing(Database(config.directory / DATABASE)) as database,
-        _ledger(config, in_use, database) as ledger,
+        closing(Database(config.directory / DATABASE, fence=lease.check)) as database,
+        _ledger(config, in_use, database, lease) as ledger,
     ):
+        # No transaction of whoever had the lease before is open after this one.
+        with database.transaction():
+            pass
         # From now on an older one in the configuration's place does not count.
         in_use.keep(in_use.present)
         recorded = set(map(rosters.digest, kept_rosters.kept(config.directory / LEDGER)))
         torch.set_num_threads(1)  # one order of every sum
-        yield OpenState(config, in_use, database, ledger, recorded)
+        yield OpenState(config, in_use, database, ledger, lease, recorded)
 
 
 @asynccontextmanager
@@ -175,6 +185,7 @@ async def serving(
         log.problem("clock.wrong", why=why)
     _record_start(state)
     daemon = Daemon(config, keys, roster, database, ledger)
+    daemon.generation = state.lease.generation
     # The database first: its jobs were verified when they came.
     stored = list(filter(None, (_stored(kept, config) for kept in database.jobs())))
     known = {job.name: kept.signed for job, kept in stored}
@@ -205,9 +216,10 @@ async def serving(
     daemon.restore(stored)
     for job, signed in new:
         daemon.add(job, signed)
-    watching = asyncio.create_task(daemon.watch_silos())
-    # If the watch fails, the daemon stops: silent silos would stay in their rounds for ever.
-    watching.add_done_callback(_raise)
+    watching = [*map(asyncio.create_task, (daemon.watch_silos(), state.lease.renew()))]
+    # If a watch fails, the daemon stops: silent silos would stay in their rounds for ever.
+    for watch in watching:
+        watch.add_done_callback(_raise)
     try:
         with metrics.served(
             config.metrics,
@@ -217,7 +229,8 @@ async def serving(
         ):
             yield address
     finally:
-        watching.cancel()
+        for watch in watching:
+            watch.cancel()
         await health_service.enter_graceful_shutdown()
         # Polls end now: they wait for longer than the grace of the server.
         daemon.stopping = True
@@ -239,7 +252,7 @@ def calls_open() -> set["asyncio.Task[object]"]:
 
 
 def _ledger(
-    config: configs.CoordinatorConfig, in_use: RosterInUse, database: Database
+    config: configs.CoordinatorConfig, in_use: RosterInUse, database: Database, lease: Lease
 ) -> ReceivingLedger:
     """Ours; LocalError where it is not the one whose head is in the database.
 
@@ -253,7 +266,12 @@ def _ledger(
         else None
     )
     return ReceivingLedger.open(
-        config.directory / LEDGER, own.id, config.trust.federation, in_use.keys.log, known
+        config.directory / LEDGER,
+        own.id,
+        config.trust.federation,
+        in_use.keys.log,
+        known,
+        lease.check,
     )
 
 

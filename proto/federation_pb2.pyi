@@ -101,20 +101,22 @@ class HelloRequest(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., software: _Optional[str] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster")
+    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster", "generation")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: bytes
     beat_seconds: int
     hold_seconds: int
     held: bytes
     roster: bytes
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ..., roster: _Optional[bytes] = ...) -> None: ...
+    generation: int
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class PollRequest(_message.Message):
     __slots__ = ("session",)

@@ -105,6 +105,7 @@ class Service:
             beat_seconds=timing.beat_seconds,
             hold_seconds=timing.hold_seconds,
             held=self._daemon.receiving.heads.note(silo),
+            generation=self._daemon.generation,
         )
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802

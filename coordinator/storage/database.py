@@ -12,7 +12,7 @@ One connection, used from the event loop's thread alone.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -237,12 +237,16 @@ class Database:
     Write only in a transaction. LocalError names the file if the disk or a row is at fault.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool = False, fence: Callable[[], object] = bool
+    ) -> None:
         """Open or create the file.
 
         LocalError where it is not ours, cannot be read, or was changed by the disk. ``read_only``
         neither creates nor changes anything, next to a running coordinator or without one.
+        ``fence`` raises LocalError in each transaction of a process that may write no more.
         """
+        self._fence = fence
         self._path = path
         try:
             opened = for_reading(path) if read_only else str(path)
@@ -312,6 +316,7 @@ class Database:
             # Where another program holds the file this fails now, not in the middle.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._fence()
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:

@@ -7,6 +7,7 @@ last receipt, the coordinator the head under which the silo's last upload stands
 reconcile` compares the two ledgers.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -46,18 +47,21 @@ class ReceivingLedger:
         federation: str,
         key: Ed25519PrivateKey,
         known: TreeHead | None = None,
+        fence: Callable[[], object] = bool,
     ) -> Self:
         """Open and check it; LocalError refuses one that breaks its chain or is not that of its
         checkpoint.
 
         So it does one that is missing or older where the database has ``known``, a head of it that
-        silos hold.
+        silos hold. ``fence`` as for ``AppendLog``.
         """
         # A new ledger would be a fork: silos hold heads of the old one and could prove it.
         if known is not None and not (folder / CHECKPOINT).exists():
             why = f"the ledger is missing, and the database knows one of {known.size} records"
             raise LocalError(f"{folder}: {why}; {RESTORE}")
-        log = AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed)
+        log = AppendLog.open(
+            folder, Signer.of(federation, coordinator, key), None, well_formed, fence
+        )
         # A restored folder agrees with its own older checkpoint, but not with the database.
         if known is not None and (problem := log.disagreement(HeldHead("the database", known))):
             log.close()

@@ -70,7 +70,10 @@ class AppendLog:
     LocalError, and then every later call does.
     """
 
-    def __init__(self, folder: Path, signer: Signer, lock: int) -> None:
+    def __init__(
+        self, folder: Path, signer: Signer, lock: int, fence: Callable[[], object] = bool
+    ) -> None:
+        self._fence = fence
         self.folder = folder
         self.signer = signer
         self._key = signer.record_key()
@@ -90,12 +93,14 @@ class AppendLog:
         signer: Signer,
         visit: Callable[[VerifiedLine], None] | None = None,
         form: Form | None = None,
+        fence: Callable[[], object] = bool,
     ) -> Self:
         """Lock the log, check all of it, and repair a torn tail.
 
         An empty or new folder starts an empty log.
 
         ``visit`` sees every verified line in order, so that a view can rebuild its state.
+        ``fence`` raises LocalError before each write of a process that may write no more.
         LocalError if another writer holds the log, if anything but its tail is broken, or if it is
         behind its checkpoint.
         """
@@ -103,7 +108,7 @@ class AppendLog:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The lock comes before the first read: another writer's half-written line would look
             # like a torn tail, and be cut off.
-            log = cls(folder, signer, hold(folder / LOCK))
+            log = cls(folder, signer, hold(folder / LOCK), fence)
             try:
                 log._recover(visit or _unseen, form)
             except BaseException:
@@ -197,6 +202,7 @@ class AppendLog:
                 # A log that failed signs nothing: nobody knows which of its bytes reached the
                 # disk.
                 if self._lock >= 0 and not self._failed:
+                    self._fence()
                     self._checkpoint()
             finally:
                 self._release()
@@ -238,6 +244,7 @@ class AppendLog:
     def _check_open(self) -> None:
         if self._failed:
             raise UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
+        self._fence()
 
     def _fail(self, why: str) -> UnwritableError:
         # After a failed fsync the kernel may drop the pages and report success the next time, so a

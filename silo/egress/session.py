@@ -192,7 +192,7 @@ class CoordinatorSession:
             raise PeerError(
                 self.coordinator.id, f"opened a session with a name of {len(reply.session)} bytes"
             )
-        await self.witness.greeted(reply.held)
+        await self.witness.greeted(reply.held, reply.generation)
         self._attended = 0
 
         # Bounded, so that a coordinator can neither make us spin nor silence us for ever.

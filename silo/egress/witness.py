@@ -17,6 +17,7 @@ passed on, and that of the coordinator's own ledger, which must have grown from 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ from ...files import checked_file
 from ...files.documents import Strict
 from ...proto import federation_pb2 as pb
 from ...security.identity import roster as rosters
+from ...security.identity.certificate import utc_now
 from ...security.identity.keys import Id, Keys
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import WitnessRecord
@@ -41,6 +43,7 @@ from ...security.log.tree_head import TreeHead
 HEADS = "heads.json"  # in the silo's state
 # of a checkpoint that somebody passes on: an origin, two numbers and one signature
 MAX_HEAD_BYTES = 4096
+DAY_MILLISECONDS = 86_400_000
 
 
 class MemberHeads(Strict):
@@ -49,10 +52,13 @@ class MemberHeads(Strict):
     ``forks`` has a second one, of the same size or later, that does not extend it: with the first,
     the evidence of a ledger that was altered. Under a new log key a member's head replaces the one
     before, whatever its size.
+
+    ``generation`` grows when a coordinator takes over from one that died (lease.json there).
     """
 
     heads: dict[Id, str] = Field(default_factory=dict)
     forks: dict[Id, str] = Field(default_factory=dict)
+    generation: Annotated[int, Field(strict=True, ge=0)] = 0  # the highest of the coordinator
 
 
 class Witness:
@@ -82,12 +88,14 @@ class Witness:
         """
         self.challenge, self.reported = challenge, set()
 
-    async def greeted(self, held: bytes) -> None:
+    async def greeted(self, held: bytes, generation: int = 0) -> None:
         """Compare the head that the coordinator says it holds with our ledger.
 
-        LocalError if we signed that and it is no head of this ledger.
+        LocalError if we signed that and it is no head of this ledger. PeerError for a coordinator
+        from which another one has taken over; ``generation`` is 0 if it knows none.
         """
         coordinator = self._roster.coordinator.id
+        await self._check_generation(coordinator, generation)
         try:
             head = self._own(held)
         # of a ledger that was started again under another key, or nobody's
@@ -97,6 +105,20 @@ class Witness:
         await self._check(coordinator, head)
         # The next upload proves that our ledger grew from this head.
         self._by_coordinator = head.size if head else 0
+
+    async def _check_generation(self, coordinator: str, generation: int) -> None:
+        met = self._heads.generation
+        if 0 < generation < met:
+            why = (
+                f"greets under generation {generation}, and one under {met} has taken over from it:"
+                " an old copy of the coordinator runs; its operator has to stop it"
+            )
+            raise PeerError(coordinator, why)
+        # Generations begin with the time in milliseconds. One from a wrong clock would otherwise
+        # shut out all later coordinators.
+        kept = min(generation, int(utc_now().timestamp() * 1000) + DAY_MILLISECONDS)
+        if kept > met:
+            await self._keep(generation=kept)
 
     async def attested(self, said: pb.Attestation) -> None:
         """Compare the head that another silo says it holds with our ledger.
@@ -262,7 +284,7 @@ class Witness:
         if forks:
             await self._keep(larger, forks)
         else:  # on the disk with the coordinator's next head, or at the end
-            self._heads = MemberHeads(heads=self._heads.heads | larger, forks=self._heads.forks)
+            self._heads = self._heads.model_copy(update={"heads": self._heads.heads | larger})
 
     def attest(self, asked: pb.Challenge, session: bytes) -> pb.Attestation:
         """Say, signed, what we hold of another silo's ledger.
@@ -331,10 +353,15 @@ class Witness:
             await self._keep()
 
     async def _keep(
-        self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None
+        self,
+        heads: dict[str, str] | None = None,
+        forks: dict[str, str] | None = None,
+        generation: int = 0,
     ) -> None:
         self._heads = MemberHeads(
-            heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {})
+            heads=self._heads.heads | (heads or {}),
+            forks=self._heads.forks | (forks or {}),
+            generation=max(generation, self._heads.generation),
         )
         # A copy, since another head may come while the file is written.
         kept = self._heads

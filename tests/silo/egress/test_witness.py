@@ -12,6 +12,7 @@ from staddle.files import checked_file
 from staddle.proto import federation_pb2 as pb
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.certificate import utc_now
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.log import note as notes
 from staddle.security.log.attestation import Attestation
@@ -42,7 +43,7 @@ def run(work):
 def heads_file(world):
     path = world.path.parent / "heads.json"
     return (
-        checked_file.read_json(path, MemberHeads).model_dump()
+        checked_file.read_json(path, MemberHeads).model_dump(exclude={"generation"})
         if path.exists()
         else {"heads": {}, "forks": {}}
     )
@@ -491,3 +492,28 @@ def test_heads_that_cannot_be_read_are_refused_at_the_start(world, text, why):
     (world.path.parent / "heads.json").write_text(text)
     with pytest.raises(LocalError, match=why):
         world.make_gate()
+
+
+def met(world, generation):
+    witness = Witness(world.ledger, world.made.roster, world.keys, heads_path(world))
+    run(witness.greeted(b"", generation))
+    return checked_file.read_json(heads_path(world), MemberHeads).generation
+
+
+def heads_path(world):
+    return world.path.parent / "heads.json"
+
+
+def test_a_coordinator_that_was_taken_over_from_is_refused_after_a_restart_too(world):
+    assert met(world, 41) == 41
+    assert met(world, 41) == 41
+    assert met(world, 43) == 43
+    with pytest.raises(PeerError, match="under generation 42, and one under 43 has taken over"):
+        met(world, 42)
+    assert met(world, 0) == 43  # a release without leases says none
+
+
+def test_a_generation_from_a_wrong_clock_shuts_nobody_out_for_long(world):
+    day = 86_400_000
+    now = int(utc_now().timestamp() * 1000)
+    assert now + day <= met(world, 2**60) <= now + 2 * day
