@@ -897,6 +897,8 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 # bytes of an element by dtype, in the forms that are mixed or compared
 HIDDEN_SIZES = {"padded": {"uint64": 8}, "rotated": {"float32": 4, "float64": 8}}
+# in the clear, the last as a job's codec makes them
+PLAIN_SIZES = {"float32": 4, "float64": 8, "int64": 8, "bfloat16": 2}
 
 
 def size_of(tensors: Sequence[dict[str, Any]]) -> int:
@@ -947,7 +949,7 @@ def masked_fault(record: dict[str, Any]) -> str:
 
 
 def hidden_fault(record: dict[str, Any]) -> str:
-    """The fault of an intent in what has to do with padding or rotation; empty if there is none.
+    """The fault of an intent that is not masked in its bytes, or in what hides it; else empty.
 
     A padded or rotated part is a message of its own, whose bytes are those of its tensors.
     """
@@ -956,7 +958,7 @@ def hidden_fault(record: dict[str, Any]) -> str:
         a = "a" if hidden else "no"
         return f"has form {form!r} and names {a} version of a part or use of a rotation"
     if hidden is None:
-        return ""
+        return words_fault(record, PLAIN_SIZES) if form == "plain" else ""
     tensors, number = record["tensors"], hidden["number"]
     return first_fault(
         (len(set(map(part_of, tensors))) != 1, f"is {form} and not of one part"),

@@ -15,6 +15,7 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_FLOAT64: _ClassVar[DType]
     DTYPE_INT64: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
 
 class PartKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
 DTYPE_INT64: DType
+DTYPE_BFLOAT16: DType
 PART_KIND_UNSPECIFIED: PartKind
 PART_KIND_WHOLE_MODEL: PartKind
 PART_KIND_BACKBONE: PartKind

@@ -6,12 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange.parts import DTYPE_NAMES, DTYPES, Item, TensorSpec
+from ..algorithms.exchange.parts import WIRE_DTYPES, Item, TensorSpec
 from ..errors import RefusedError
 from . import tensor_pb2 as pb
 
-DTYPE_TO_WIRE = {"float32": pb.DTYPE_FLOAT32, "float64": pb.DTYPE_FLOAT64, "int64": pb.DTYPE_INT64}
-LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
+DTYPE_TO_WIRE = {
+    "float32": pb.DTYPE_FLOAT32,
+    "float64": pb.DTYPE_FLOAT64,
+    "int64": pb.DTYPE_INT64,
+    "bfloat16": pb.DTYPE_BFLOAT16,
+}
+# NumPy has no bfloat16: its bits are those of whole numbers.
+LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "bfloat16": "<i2"}
+NAMES = {dtype: name for name, dtype in WIRE_DTYPES.items()}
+BITS = {torch.bfloat16: torch.int16}
 
 
 def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
@@ -90,8 +98,8 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     Without a copy it is a view, which changes with the tensor.
     """
     # The wire's byte order is fixed, so that digests agree between machines.
-    array = tensor.detach().contiguous().numpy()
-    little = array.astype(LITTLE_ENDIAN[DTYPE_NAMES[tensor.dtype]], copy=False)
+    array = tensor.detach().contiguous().view(BITS.get(tensor.dtype, tensor.dtype)).numpy()
+    little = array.astype(LITTLE_ENDIAN[NAMES[tensor.dtype]], copy=False)
     return memoryview(little.reshape(-1).view(np.uint8).data)
 
 
@@ -104,11 +112,11 @@ def tensor_from(
     big-endian machine.
     """
     if spec.elements == 0:
-        return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
+        return torch.empty(spec.shape, dtype=WIRE_DTYPES[spec.dtype])
     array = np.frombuffer(
         buffer, dtype=LITTLE_ENDIAN[spec.dtype], count=spec.elements, offset=offset
     )
     usable = array.flags.writeable and array.flags.aligned
     # PyTorch warns of memory that it may not write, and takes no other byte order.
     native = array.astype(array.dtype.newbyteorder("="), copy=not usable)
-    return torch.from_numpy(native).reshape(spec.shape)
+    return torch.from_numpy(native).view(WIRE_DTYPES[spec.dtype]).reshape(spec.shape)

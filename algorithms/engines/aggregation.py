@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
+from ..exchange.codec import Decoded
 from ..exchange.delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
 from ..exchange.parts import DTYPES, Exchanges, Kind, Mix, Part, Read, Tensors, all_finite, picked
 from ..method import Method
@@ -45,7 +46,7 @@ class Shelf(Protocol):
         ...
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
-        """One tensor of a silo's version.
+        """One tensor of a silo's version, as it crossed.
 
         Only for silos for which ``has`` is true.
         """
@@ -269,7 +270,7 @@ def deliver_all(
                 rows.setdefault(part.name, (part, {}))[1][silo] = weights
     mixed: dict[str, Mapping[str, Tensors | None]] = {}
     for name, (part, asked) in rows.items():
-        mixed[name] = exchanges.mix_rows(part, asked, partial(archive.version, name))
+        mixed[name] = exchanges.mix_rows(part, asked, Decoded(partial(archive.version, name)))
 
     delivered: dict[str, Delivered] = {}
     for silo, own in planned.items():
@@ -392,4 +393,4 @@ def _posted(
 
 
 def _reader(read: ReadContribution, part: str) -> Read:
-    return lambda silo, name: read(part, silo, name)
+    return Decoded(partial(read, part))

@@ -14,8 +14,9 @@ from torch import Tensor
 from ...errors import LocalError
 from ..course import SiloState
 from ..data.dataset import Dataset
+from ..exchange.codec import encoded
 from ..exchange.delivery import CoordinatorState
-from ..exchange.parts import Exchanges, Mix, Part, Tensors
+from ..exchange.parts import WEIGHT, Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, PlainExchange
 from ..job.job import Job
 from ..method import Method, initial_state
@@ -63,8 +64,9 @@ class Round:
 
     ``metrics`` are the cohort's sums of METRICS. In a federation ``reports`` stay at the silos.
     ``bytes_up`` and ``bytes_down`` are those of all tensors that the cohort uploaded and received:
-    in the clear, without what frames them. ``absent`` are drawn silos that were away, ``late``
-    those whose uploads came too late; ``seconds`` are simulated, None without a clock.
+    in the clear, as the job's codec makes them, without weights and what frames them. ``absent``
+    are drawn silos that were away, ``late`` those whose uploads came too late; ``seconds`` are
+    simulated, None without a clock.
     """
 
     reports: Mapping[str, RoundReport]
@@ -166,8 +168,8 @@ class Simulation:
         uploaded = 0
         for silo, part in product(cohort, up):
             given = outcomes[silo].contributions[part.name]
-            uploaded += _bytes(given.tensors)
-            contribution = exchanges.contribute(part, given)
+            contribution = encoded(part, exchanges.contribute(part, given))
+            uploaded += _bytes(contribution) - _weight_bytes(part)
             spool[part.name, silo] = self._spooled(part, contribution)
 
         # A coordinator reads the same from files.
@@ -273,6 +275,10 @@ def _steps(report: RoundReport) -> int:
 
 def _bytes(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _weight_bytes(part: Part) -> int:
+    return sum(spec.nbytes for spec in part.given if spec.name == WEIGHT)
 
 
 def _delivered(work: Sequence[SiloWork]) -> int:

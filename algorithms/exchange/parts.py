@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
+from itertools import chain
 from math import fsum, inf, prod
 from typing import Literal, Protocol
 
@@ -47,6 +48,8 @@ DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Methods compute in the dtypes above; in the others only what a codec makes crosses.
+WIRE_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16}
 
 
 class Kind(IntEnum):
@@ -75,7 +78,7 @@ DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC, Kind.STATISTICS)
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses.
+    """Name, dtype (a key of WIRE_DTYPES), shape and any bounds of one tensor that crosses.
 
     An empty shape is a scalar's. Bounds are inclusive; both ends reject values beyond them.
     """
@@ -97,7 +100,7 @@ class TensorSpec:
 
         These are the values alone, without headers and names.
         """
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.elements * WIRE_DTYPES[self.dtype].itemsize
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -189,17 +192,31 @@ class Each:
 Exchange = Sum | Mix | Gram | Each
 
 
+class Codec(Protocol):
+    """A form of a part's tensors that takes fewer bytes (codec.py)."""
+
+    def specs(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        """What crosses in place of a tensor: itself, where the codec leaves it as it is."""
+        ...
+
+    def encode(self, spec: TensorSpec, value: Tensor) -> dict[str, Tensor]:
+        """The tensors of ``specs``, by name."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Tensors that cross together: a name, a kind, an exchange and specs in wire order.
 
-    Names are unique among the parts that go up in a round, and among those that come down.
+    Names are unique among the parts that go up in a round, and among those that come down. A
+    ``codec`` says in which form an upload crosses; the job sets it, never the method.
     """
 
     name: str
     kind: Kind
     exchange: Exchange
     tensors: tuple[TensorSpec, ...]
+    codec: Codec | None = None
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
@@ -218,7 +235,9 @@ class Part:
 
     @property
     def wire(self) -> tuple[TensorSpec, ...]:
-        """Specs of all tensors that a silo uploads: ``given``, or sketches of it."""
+        """Specs of all tensors that a silo uploads: ``given``, coded, or sketches of it."""
+        if self.codec is not None:
+            return tuple(chain.from_iterable(map(self.codec.specs, self.given)))
         if not self.sketch:
             return self.given
         (spec,) = self.tensors
@@ -249,9 +268,9 @@ class Exchanges(Protocol):
     """
 
     def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order.
+        """At the silo: what ``collect`` reads, exactly ``part.given``, or a sketch of it.
 
-        Blind, ``part.given`` (laid_out).
+        What a codec makes of it is up to the caller (codec.py).
         """
         ...
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..numerics.devices import CPU
+from .codec import region_of
 from .count_sketch import count_sketch
 from .parts import (
     DTYPES,
@@ -55,7 +56,7 @@ class PlainExchange:
     def contribute(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """The tensors to upload for a contribution; LocalError names what does not fit.
 
-        The tensors are exactly those of ``part.wire``, in its order.
+        The tensors are exactly those of ``part.given``, in its order, or a sketch.
         """
         tensors = laid_out(part, contribution)
         match part.exchange:
@@ -277,7 +278,7 @@ def _weighted_large(
         # Each region has its own accumulator, so workers share nothing.
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
-            values = read(silo, spec.name).reshape(-1)[region]
+            values = region_of(read, silo, spec.name, region)
             # Block by block, so that accumulator and temporary stay in the core's cache.
             for block in _blocks(len(total)):
                 total[block] += values[block].double() * share

@@ -55,6 +55,7 @@ from ..data.augmentation import Augmenter
 from ..data.features import Feature, width
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Kind, Mix, Part
+from ..exchange.transport import TransportTable
 from ..method import Method, Setting, specs_of_buffers
 from ..models.build import (
     ModelOptions,
@@ -177,6 +178,8 @@ class JobSettings(Strict):
     """What each feature of a record is, in their order; none: the job does not say."""
     metrics: MetricsTable = MetricsTable()
     security: SecurityTable = SecurityTable()
+    transport: TransportTable | None = None
+    """In which form uploads cross; None: as they are."""
 
 
 class JobFile(JobSettings):
@@ -229,6 +232,8 @@ class JobFile(JobSettings):
         for number, kind in enumerate(self.training.augment):
             if fault := kind.fault(image_shape(self.model)):
                 raise ValueError(f"training.augment.{number}: {kind.kind} {fault}")
+        if self.transport is not None and self.security.required:
+            raise ValueError(self.transport.blind_fault)
         if self.privacy is not None:
             if not self.privacy.whole_silos:
                 self._check_private_model()
@@ -377,7 +382,7 @@ LONGEST_ERROR = 2000  # characters
 READING = RLock()  # held while a job with code of others is read
 COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
 """Keys that a job file, a job and its document have alike."""
-LATER = ("dataset", "purpose")  # of these, a document has those that the file has
+LATER = ("dataset", "purpose", "transport")  # of these, a document has those that the file has
 
 
 # Keys of [privacy] that do nothing where whole silos are protected.
@@ -436,6 +441,7 @@ class Job:
     privacy: PrivacyTable | None = None
     dataset: str | None = None  # of each silo; None: that of its [data]
     purpose: str | None = None  # for the silos' people
+    transport: TransportTable | None = None
     # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
     # the entry ``start`` of the document that the job was read from
@@ -606,7 +612,7 @@ class Job:
             **{key: plain(getattr(self, key)) for key in COPIED if key not in LATER},
             # What older releases did not know is left out where it changes nothing: their documents
             # stay as they are.
-            **{key: getattr(self, key) for key in LATER if getattr(self, key)},
+            **{key: plain(getattr(self, key)) for key in LATER if getattr(self, key)},
             "privacy": _written_privacy(self.privacy),
         }
 
@@ -742,6 +748,8 @@ class Job:
             raise LocalError(f"{where}: {error}") from error
         crossing = Crossing(self._draw, self._method, schema, self.blind_methods)
         if fault := crossing_fault(crossing):
+            raise LocalError(f"{where}: {fault}")
+        if self.transport is not None and (fault := self.transport.fault(schema)):
             raise LocalError(f"{where}: {fault}")
         return schema
 
@@ -975,7 +983,10 @@ class Job:
         self._check_round(round_)
         if round_ == self.length:
             return ()
-        return (*map(self._crossing, self._method.up(round_)), *self.counted_parts)
+        crossing = map(self._crossing, self._method.up(round_))
+        if self.transport is not None:
+            crossing = map(self.transport.coded, crossing)
+        return (*crossing, *self.counted_parts)
 
     @cached_property
     def counting(self) -> Counting:

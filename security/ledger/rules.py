@@ -61,20 +61,22 @@ from typing import Any, NamedTuple
 
 from ...errors import LocalError
 from ..identity import roster as rosters
-from ..policy.release import ITEM_BYTES, MASKED, PADDED, ROTATED
+from ..policy.release import ITEM_BYTES, MASKED, PADDED, PLAIN, ROTATED
 
 # forms of which no tensor has a hash: with it guesses could be compared
 UNHASHED = (MASKED, PADDED, ROTATED)
 NOISED = ("noised", "dp")  # taints; the second is what early releases wrote
 ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
 _WORDS = ("uint32", "uint64")  # dtypes of what is masked
+# dtypes in the clear, the last as codecs make them
+_PLAIN = ("float32", "float64", "int64", "bfloat16")
 # dtypes of what is a message of its own
 _HIDDEN = {PADDED: ("uint64",), ROTATED: ("float32", "float64")}
 
 
 def form_fault(record: Mapping[str, Any]) -> str:
     """Why an intent of its form is not so; empty if it may be."""
-    return _masked_fault(record) or _hidden_fault(record)
+    return _masked_fault(record) or _hidden_fault(record) or _plain_fault(record)
 
 
 def stream(record: Mapping[str, Any]) -> int | str:
@@ -143,6 +145,10 @@ def _hidden_fault(record: Mapping[str, Any]) -> str:
             " are counted"
         )
     return _size_fault(record, _HIDDEN[form])
+
+
+def _plain_fault(record: Mapping[str, Any]) -> str:
+    return _size_fault(record, _PLAIN) if record["form"] == PLAIN else ""
 
 
 def _size_fault(record: Mapping[str, Any], dtypes: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from ...algorithms.tasks.value_counting import UNIT
 from ...errors import LocalError, RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto.tensor_pb2 import Manifest
-from ...proto.wire import check_manifest, tensor_from
+from ...proto.wire import LITTLE_ENDIAN, check_manifest, tensor_from
 from ...security.arithmetic.fixedpoint import Flat, Reals
 from ...security.blind.rotation import check_kind, check_vectors
 from .declared import RecordCount
@@ -120,7 +120,8 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
         # With gradients, the copy would keep the method's autograd graph alive.
         with torch.no_grad():
             # Memory of NumPy's, which asks for large pages: a fifth of the time.
-            return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
+            own = np.empty(spec.shape, LITTLE_ENDIAN[spec.dtype][1:])  # in this machine's order
+            return torch.from_numpy(own).view(value.dtype).copy_(value)
     except RuntimeError as error:  # such as a tensor of vmap that outlived it
         raise LocalError(
             f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused"

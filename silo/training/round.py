@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ... import log
 from ...algorithms.course import SiloState
+from ...algorithms.exchange.codec import encoded
 from ...algorithms.exchange.parts import Part, fits, laid_out
 from ...algorithms.exchange.plain import PLAIN
 from ...algorithms.leaks.traps import Caution
@@ -79,7 +80,7 @@ class JobTraining:
         parts = {part.name: part for part in job.up(round_)}
         contribute = laid_out if job.security.required else PLAIN.contribute
         given = {
-            name: contribute(parts[name], contribution)
+            name: encoded(parts[name], contribute(parts[name], contribution))
             for name, contribution in outcome.contributions.items()
         }
         contributions = Contributions(given, outcome.taints)

@@ -29,6 +29,7 @@ ADAMW = {
     "schedule": {"kind": "cosine"},
 }
 AUGMENT = [{"kind": "RandomCrop", "padding": 1}, {"kind": "RandomHorizontalFlip"}]
+BFLOAT16 = {"codec": "bfloat16"}
 DROPOUT = {"options": {"dropout": 0.25}}
 JOBS = (  # methods, and what their documents say else; three of four silos a round
     ("local", {}),
@@ -44,6 +45,8 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("scaffold", {"options": {"global_lr": 0.5}}),
     ("fedyogi", {}),
     ("knn-per", {"options": {"capacity": 20}}),
+    ("fedavg", {"transport": BFLOAT16}),
+    ("pfedsim", {"options": {"rho": 0.4}, "transport": BFLOAT16}),
     ("fedper", {"model": {"name": "mixed", "head": "fc", "input": [1, 8, 8], **DROPOUT}}),
 )
 

@@ -447,6 +447,7 @@ SILOS = ["hospital-a", "hospital-b", "hospital-c"]
 WHY, VARYING, ELSE = "x" * 500, {"absent": [], "values": "varying"}, {"dataset": "other"}
 TWO_READERS = ["coordinator", "x"]
 TO_SILOS = {**TENSORS[0], "readers": ["silos"]}
+CODED = [{**TENSORS[0], "dtype": "bfloat16", "bytes": 80}, *TENSORS[1:]]
 LATER = head(10, CTX, epsilon="0", limit="8.25")
 NO_NUMBERS = {**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}
 SHARED = {"dataset": "data", "ids": [2], "noise": "shared"}
@@ -470,6 +471,8 @@ BROKEN = [
     [intent(cohort=["hospital-a", "hospital-a"])],
     [intent(cohort=["hospital-b"])],
     [intent(tensors=[TENSORS[0], TENSORS[0]], message={"bytes": 320})],
+    [intent(tensors=[{**CODED[0], "bytes": 160}, *TENSORS[1:]])],  # not half of its bytes
+    [intent(tensors=[{**TENSORS[0], "dtype": "uint32"}, *TENSORS[1:]])],
     [intent(message={"bytes": SIZE - 1})],
     [intent(readers=[])],
     [intent(offset=1)],
@@ -606,6 +609,7 @@ SOUND = [
     [intent(hidden=None), masked(hidden=None)],
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
     [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
+    [intent(tensors=CODED, message={"bytes": SIZE - 80})],
     [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
     [head(), shared_in_sum(), shared_in_sum(dp={**SHARED, "noise": "local"})],
     [intent(dataset=""), intent(dataset="other"), head(), private(2) | {"dataset": "data"}],

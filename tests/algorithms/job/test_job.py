@@ -156,7 +156,7 @@ def test_a_job_that_asks_for_a_data_set_is_another_job(make_job):
 
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     outside = {"start", "packages"}  # of jobs whose model or method is not Staddle's own
-    outside |= {"dataset", "purpose"}  # of jobs that have one
+    outside |= {"dataset", "purpose", "transport"}  # of jobs that have one
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED} - outside
     # not of the file: the method's, how the job came, and where its file of weights lies
     other = {"method_name", "method_options", "federated", "signed_start", "weights_file"}

@@ -1,0 +1,82 @@
+"""Coded tensors: what crosses, and what the coordinator reads in its place."""
+
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms.exchange import codec as c
+from staddle.algorithms.exchange import parts as p
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.errors import LocalError
+
+MATRIX = p.TensorSpec("layer.weight", "float32", (3, 5))
+BIAS = p.TensorSpec("layer.bias", "float32", (3,))
+
+
+def part(codec, *specs):
+    return p.Part("model", p.Kind.WHOLE_MODEL, p.Sum(), specs or (MATRIX, BIAS), codec)
+
+
+def drawn(seed, specs=(MATRIX, BIAS)):
+    rng = torch.Generator().manual_seed(seed)
+    return {spec.name: torch.randn(spec.shape, generator=rng) for spec in specs}
+
+
+def crossed(made, tensors, weight=3.0):
+    return c.encoded(made, PLAIN.contribute(made, p.Contribution(tensors, weight)))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BIAS,
+        p.TensorSpec("x", "float32", ()),
+        p.TensorSpec("x", "float64", (2, 2)),
+        p.TensorSpec("x", "int64", (2, 2)),
+        p.TensorSpec("x", "float32", (2, 0)),
+        p.TensorSpec("x", "float32", (2, 2), 0.0),
+    ],
+)
+def test_what_is_no_float32_matrix_crosses_as_it_is(spec):
+    assert not c.codable(spec)
+    assert c.Bfloat16().specs(spec) == (spec,)
+
+
+def test_bfloat16_is_the_nearest_of_the_upper_halves():
+    made, tensors = part(c.Bfloat16()), drawn(1)
+    given = crossed(made, tensors)
+    assert [(spec.name, spec.dtype, spec.nbytes) for spec in made.wire] == [
+        ("layer.weight", "bfloat16", 30), ("layer.bias", "float32", 12), ("@weight", "float64", 8),
+    ]  # fmt: skip
+    assert list(given) == [spec.name for spec in made.wire]
+    bits = tensors["layer.weight"].numpy().view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # ties to even
+    read = c.Decoded(lambda _, name: given[name])
+    assert (read("a", "layer.weight").numpy().view(np.uint32) == rounded).all()
+    assert torch.equal(read("a", "layer.bias"), tensors["layer.bias"])
+
+
+def test_a_value_that_rounds_to_infinity_does_not_leave():
+    tensors = {**drawn(1), "layer.weight": torch.full((3, 5), torch.finfo(torch.float32).max)}
+    with pytest.raises(LocalError, match=r"'layer\.weight' holds NaN or infinity once it is coded"):
+        crossed(part(c.Bfloat16()), tensors)
+
+
+@pytest.mark.parametrize("codec", [c.Bfloat16()])
+def test_a_large_tensor_is_decoded_region_by_region(codec):
+    """The fold of regions is that of whole tensors, decoded at once."""
+    large = p.TensorSpec("layer.weight", "float32", (3, p.REGION // 2 + 1))
+    made = part(codec, large)
+    given = {silo: crossed(made, drawn(n, [large]), n + 1.0) for n, silo in enumerate("ab")}
+    read = c.Decoded(lambda silo, name: given[silo][name])
+    found = PLAIN.collect(made, ("a", "b"), read)["layer.weight"]
+    whole = [read(silo, "layer.weight").double() for silo in "ab"]
+    assert torch.equal(found, ((whole[0] * 1.0 + whole[1] * 2.0) / 3.0).float())
+
+
+def test_a_region_of_what_is_not_coded_is_a_view_of_it():
+    value = torch.arange(6.0)
+    for read in (lambda *_: value, c.Decoded(lambda *_: value)):
+        region = c.region_of(read, "a", "x", slice(2, 4))
+        assert region.data_ptr() == value[2:].data_ptr()
+        assert region.tolist() == [2.0, 3.0]
