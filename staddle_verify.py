@@ -897,8 +897,8 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 # bytes of an element by dtype, in the forms that are mixed or compared
 HIDDEN_SIZES = {"padded": {"uint64": 8}, "rotated": {"float32": 4, "float64": 8}}
-# in the clear, the last as a job's codec makes them
-PLAIN_SIZES = {"float32": 4, "float64": 8, "int64": 8, "bfloat16": 2}
+# in the clear, the last ones as a job's codec makes them
+PLAIN_SIZES = {"float32": 4, "float64": 8, "int64": 8, "bfloat16": 2, "int8": 1}
 
 
 def size_of(tensors: Sequence[dict[str, Any]]) -> int:

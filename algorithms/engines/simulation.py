@@ -7,14 +7,13 @@ resumed from: the same job, records and engine then end in the same bits.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import filterfalse, product
+from itertools import filterfalse
 
 from torch import Tensor
 
 from ...errors import LocalError
 from ..course import SiloState
 from ..data.dataset import Dataset
-from ..exchange.codec import encoded
 from ..exchange.delivery import CoordinatorState
 from ..exchange.parts import WEIGHT, Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, PlainExchange
@@ -22,13 +21,14 @@ from ..job.job import Job
 from ..method import Method, initial_state
 from ..numerics.devices import CPU, in_memory, room
 from ..training.accountant import PrivateSilo
+from ..training.left_out import apart, encoded, with_left
 from ..training.loop import silent
 from ..training.record_checks import check_records, check_training
 from ..training.silo_round import Evaluation, RoundReport, final_report, kept
 from .aggregation import MemoryArchive, Shelved, close_round, deliver_all
 from .attendance import EVERYONE, Attendance
 from .engine import Engine, Records, Serial, SiloWork
-from .states import Beginnings, Held, States
+from .states import Beginnings, Held, States, load
 
 IN_MEMORY = 2**29  # bytes of states, and of states before a first round, that stay in memory
 AT_ONCE = 2**30  # bytes of states that one look takes at a time
@@ -166,11 +166,17 @@ class Simulation:
         cohort = end.members
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         uploaded = 0
-        for silo, part in product(cohort, up):
-            given = outcomes[silo].contributions[part.name]
-            contribution = encoded(part, exchanges.contribute(part, given))
-            uploaded += _bytes(contribution) - _weight_bytes(part)
-            spool[part.name, silo] = self._spooled(part, contribution)
+        states: dict[str, SiloState] = {}
+        for silo in cohort:
+            own = outcomes[silo].contributions
+            laid = {part.name: exchanges.contribute(part, own[part.name]) for part in up}
+            # States may lie on the disk: they are read again only where a codec left something out.
+            before = {} if self._job.transport is None else apart(self._states[silo])[1]
+            given, left = encoded(up, laid, before)
+            states[silo] = with_left(outcomes[silo].state, left)
+            for part in up:
+                uploaded += _bytes(given[part.name]) - _weight_bytes(part)
+                spool[part.name, silo] = self._spooled(part, given[part.name])
 
         # A coordinator reads the same from files.
         def read(part: str, silo: str, name: str) -> Tensor:
@@ -182,7 +188,7 @@ class Simulation:
 
         # From here on nothing raises.
         self._coordinator, metrics = closed
-        self._states = self._states.replaced({silo: outcomes[silo].state for silo in cohort})
+        self._states = self._states.replaced(states)
         self._trained |= set(cohort)
         self._round += 1
         reports = {silo: outcomes[silo].report for silo in cohort}
@@ -236,7 +242,12 @@ class Simulation:
 
     def kept(self, silo: str, seen: Evaluation) -> SiloState:
         """The model that a silo keeps, by its part of a ``look`` after the last round."""
-        return kept(self._method, self._states[silo], seen, silo in self._trained)
+        return kept(self._method, apart(self._states[silo])[0], seen, silo in self._trained)
+
+    def _lying(self, silo: str) -> Held:
+        """A silo's state without what a codec left out, which methods do not know."""
+        held = self._states.lying(silo)
+        return held if self._job.transport is None else partial(_bare, held)
 
     def _spooled(self, part: Part, contribution: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A contribution where it is folded."""
@@ -263,9 +274,13 @@ class Simulation:
         )
         limits = most_steps or {}
         return [
-            SiloWork(silo, self._states.lying(silo), down, limits.get(silo))
+            SiloWork(silo, self._lying(silo), down, limits.get(silo))
             for silo, down in delivered.items()
         ]
+
+
+def _bare(held: Held) -> SiloState:
+    return apart(load(held))[0]
 
 
 def _steps(report: RoundReport) -> int:

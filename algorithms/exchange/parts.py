@@ -49,7 +49,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Methods compute in the dtypes above; in the others only what a codec makes crosses.
-WIRE_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16}
+WIRE_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 class Kind(IntEnum):
@@ -195,12 +195,17 @@ Exchange = Sum | Mix | Gram | Each
 class Codec(Protocol):
     """A form of a part's tensors that takes fewer bytes (codec.py)."""
 
+    @property
+    def feeds_back(self) -> bool:
+        """True if a silo adds what one round left out to what the next one codes."""
+        ...
+
     def specs(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         """What crosses in place of a tensor: itself, where the codec leaves it as it is."""
         ...
 
-    def encode(self, spec: TensorSpec, value: Tensor) -> dict[str, Tensor]:
-        """The tensors of ``specs``, by name."""
+    def encode(self, spec: TensorSpec, value: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The tensors of ``specs``, by name, and the value that they stand for."""
         ...
 
 

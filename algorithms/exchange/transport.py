@@ -14,13 +14,17 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ...files.documents import Strict
-from .codec import Bfloat16
+from .codec import Bfloat16, Int8
 from .parts import DTYPES, Codec, Kind, Part
 
-CODECS: Mapping[str, Codec] = {"bfloat16": Bfloat16()}
-# Exchanges that add up or pass on what crosses. Compared vectors stay exact: what is rounded looks
-# alike.
-ADDED_UP = ("sum.mean", "sum.ratio", "mix", "each")
+CODECS: Mapping[str, Codec] = {"bfloat16": Bfloat16(), "int8": Int8()}
+# By codec, the exchanges by which what it codes crosses. Compared vectors stay exact: what is
+# rounded looks alike. What one round left out belongs to models that all rounds add up, and not to
+# rows that a silo may not hold in the next, nor to what is passed on as it is.
+EXCHANGES = {
+    "bfloat16": ("sum.mean", "sum.ratio", "mix", "each"),
+    "int8": ("sum.mean", "mix"),
+}
 # Numbers of a model; counts, memberships and statistics cross as they are.
 LEARNT = (
     Kind.WHOLE_MODEL,
@@ -36,12 +40,12 @@ LEARNT = (
 class TransportTable(Strict):
     """The [transport] table."""
 
-    codec: Literal["bfloat16"]
+    codec: Literal["bfloat16", "int8"]
     """The form in which matrices of models cross upwards (codec.py)."""
 
     def coded(self, part: Part) -> Part:
         """A part that goes up, with the codec if it takes one."""
-        takes = part.exchange.schema_name in ADDED_UP and part.kind in LEARNT
+        takes = part.exchange.schema_name in EXCHANGES[self.codec] and part.kind in LEARNT
         return replace(part, codec=CODECS[self.codec]) if takes else part
 
     def fault(self, schema: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from ...algorithms.exchange.codec import source_of
 from ...algorithms.exchange.parts import WEIGHT
 from ...algorithms.leaks.taint import EXACT, Taint, taints_from_text, taints_to_text, worst
 from ...algorithms.training.silo_round import TAINTS
@@ -38,8 +39,8 @@ class Contributions:
     start: int = UNSAID
 
     def taint(self, part: str, name: str) -> Taint:
-        """The taint of a tensor; exact unless something else was said."""
-        return self.taints.get(part, {}).get(name, EXACT)
+        """The taint of a tensor; exact unless something else was said of it, or its source."""
+        return self.taints.get(part, {}).get(source_of(name), EXACT)
 
 
 def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:

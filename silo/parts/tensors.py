@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...algorithms.exchange.codec import SCALE, Decoded, source_of
 from ...algorithms.exchange.parts import (
     WEIGHT,
     Item,
@@ -216,13 +217,15 @@ def _most_of_one(part: str, name: str, counting: Counting | None) -> int:
 def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     """Euclidean norm of each part's tensors together, in float64, weights left out.
 
-    For the policy's ``max_norm``.
+    Of coded tensors it is that of what they stand for. For the policy's ``max_norm``.
     """
     squares = dict.fromkeys((item.part for item in items), 0.0)
-    for item, value in zip(items, values, strict=True):
-        if item.spec.name != WEIGHT:
-            norm = _norm(value)
-            squares[item.part] += norm * norm
+    named = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
+    read = Decoded(lambda part, name: named[part, name])  # as the coordinator will
+    for part, name in named:
+        if name not in (WEIGHT, source_of(name) + SCALE):
+            norm = _norm(read(part, name))
+            squares[part] += norm * norm
     return {part: sqrt(square) for part, square in squares.items()}
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ... import log
 from ...algorithms.course import SiloState
-from ...algorithms.exchange.codec import encoded
 from ...algorithms.exchange.parts import Part, fits, laid_out
 from ...algorithms.exchange.plain import PLAIN
 from ...algorithms.leaks.traps import Caution
 from ...algorithms.method import initial_state
 from ...algorithms.tasks.task import histogram
 from ...algorithms.training.accountant import PrivateSilo
+from ...algorithms.training.left_out import apart, encoded, with_left
 from ...algorithms.training.silo_round import final_round, local_round
 from ...bundle.making import ModelMaker
 from ...errors import CancelledError, LocalError, StaddleError, UnwritableError
@@ -59,7 +59,7 @@ class JobTraining:
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
         # Starts from the last round that counted, as if the silo had been away since.
-        here, state = self.place.of(self.admitted), self._state(counted)
+        here, (state, before) = self.place.of(self.admitted), apart(self._state(counted))
         outcome = local_round(
             method,
             job,
@@ -79,20 +79,22 @@ class JobTraining:
         # The gate hides the parts of a blind job, and takes them whole.
         parts = {part.name: part for part in job.up(round_)}
         contribute = laid_out if job.security.required else PLAIN.contribute
-        given = {
-            name: encoded(parts[name], contribute(parts[name], contribution))
+        laid = {
+            name: contribute(parts[name], contribution)
             for name, contribution in outcome.contributions.items()
         }
+        given, left = encoded(parts.values(), laid, before)
+        kept_state = with_left(outcome.state, left)
         contributions = Contributions(given, outcome.taints)
         if self.private is None:
             # The report first: a round that cannot be kept is trained again, and its line replaced.
             self.folder.add_round(outcome.report, self._facts())
-            self.folder.save_round(round_, counted, outcome.state, contributions)
+            self.folder.save_round(round_, counted, kept_state, contributions)
             return contributions
 
         # The round first: what was paid for is not trained again. After a crash in between, all
         # that was reserved counts as spent, never less than was taken.
-        self.folder.save_round(round_, counted, outcome.state, contributions)
+        self.folder.save_round(round_, counted, kept_state, contributions)
         if outcome.spending is not None:
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
@@ -104,7 +106,8 @@ class JobTraining:
         The job is finished here once its model is on the disk. CancelledError if it was stopped.
         """
         torch.set_num_threads(self.threads)
-        job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
+        job, here = self.admitted.job, self.place.of(self.admitted)
+        state, _ = apart(self._state(counted))
         outcome = final_round(
             job.method(),
             job,

@@ -29,7 +29,7 @@ ADAMW = {
     "schedule": {"kind": "cosine"},
 }
 AUGMENT = [{"kind": "RandomCrop", "padding": 1}, {"kind": "RandomHorizontalFlip"}]
-BFLOAT16 = {"codec": "bfloat16"}
+BFLOAT16, INT8 = {"codec": "bfloat16"}, {"codec": "int8"}
 DROPOUT = {"options": {"dropout": 0.25}}
 JOBS = (  # methods, and what their documents say else; three of four silos a round
     ("local", {}),
@@ -46,6 +46,8 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("fedyogi", {}),
     ("knn-per", {"options": {"capacity": 20}}),
     ("fedavg", {"transport": BFLOAT16}),
+    ("feddyn", {"transport": INT8}),
+    ("pfedsim", {"options": {"rho": 0.4}, "transport": INT8}),
     ("pfedsim", {"options": {"rho": 0.4}, "transport": BFLOAT16}),
     ("fedper", {"model": {"name": "mixed", "head": "fc", "input": [1, 8, 8], **DROPOUT}}),
 )

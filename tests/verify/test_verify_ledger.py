@@ -448,6 +448,8 @@ WHY, VARYING, ELSE = "x" * 500, {"absent": [], "values": "varying"}, {"dataset":
 TWO_READERS = ["coordinator", "x"]
 TO_SILOS = {**TENSORS[0], "readers": ["silos"]}
 CODED = [{**TENSORS[0], "dtype": "bfloat16", "bytes": 80}, *TENSORS[1:]]
+SCALE = {**TENSORS[0], "name": "w@scale", "shape": [10], "bytes": 40}
+STEPS = [{**TENSORS[0], "dtype": "int8", "bytes": 40}, SCALE, *TENSORS[1:]]
 LATER = head(10, CTX, epsilon="0", limit="8.25")
 NO_NUMBERS = {**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}
 SHARED = {"dataset": "data", "ids": [2], "noise": "shared"}
@@ -610,6 +612,7 @@ SOUND = [
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
     [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
     [intent(tensors=CODED, message={"bytes": SIZE - 80})],
+    [intent(tensors=STEPS, message={"bytes": 40 + 40 + 24})],
     [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
     [head(), shared_in_sum(), shared_in_sum(dp={**SHARED, "noise": "local"})],
     [intent(dataset=""), intent(dataset="other"), head(), private(2) | {"dataset": "data"}],

@@ -7,6 +7,8 @@ import torch
 from staddle.algorithms.exchange import codec as c
 from staddle.algorithms.exchange import parts as p
 from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.exchange.transport import CODECS
+from staddle.algorithms.training.left_out import encoded
 from staddle.errors import LocalError
 
 MATRIX = p.TensorSpec("layer.weight", "float32", (3, 5))
@@ -23,7 +25,8 @@ def drawn(seed, specs=(MATRIX, BIAS)):
 
 
 def crossed(made, tensors, weight=3.0):
-    return c.encoded(made, PLAIN.contribute(made, p.Contribution(tensors, weight)))
+    laid = PLAIN.contribute(made, p.Contribution(tensors, weight))
+    return encoded([made], {made.name: laid}, {})[0][made.name]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def crossed(made, tensors, weight=3.0):
 )
 def test_what_is_no_float32_matrix_crosses_as_it_is(spec):
     assert not c.codable(spec)
-    assert c.Bfloat16().specs(spec) == (spec,)
+    assert {codec.specs(spec) for codec in CODECS.values()} == {(spec,)}
 
 
 def test_bfloat16_is_the_nearest_of_the_upper_halves():
@@ -62,7 +65,39 @@ def test_a_value_that_rounds_to_infinity_does_not_leave():
         crossed(part(c.Bfloat16()), tensors)
 
 
-@pytest.mark.parametrize("codec", [c.Bfloat16()])
+def test_int8_counts_steps_of_a_row():
+    """Against the obvious computation, row by row."""
+    made, tensors = part(c.Int8()), drawn(2)
+    tensors["layer.weight"][1] = 0.0
+    given = crossed(made, tensors)
+    assert [(spec.name, spec.dtype, spec.nbytes) for spec in made.wire] == [
+        ("layer.weight", "int8", 15), ("layer.weight@scale", "float32", 12),
+        ("layer.bias", "float32", 12), ("@weight", "float64", 8),
+    ]  # fmt: skip
+    assert list(given) == [spec.name for spec in made.wire]
+    found = c.Decoded(lambda _, name: given[name])("a", "layer.weight")
+    for row, steps, value in zip(
+        tensors["layer.weight"], given["layer.weight"], found, strict=True
+    ):
+        scale = float(row.abs().max()) / 127
+        assert torch.equal(value, steps.float() * torch.tensor(scale, dtype=torch.float32))
+        assert float((value - row).abs().max()) <= scale * 0.5001
+        assert int(steps.abs().max()) == (127 if scale else 0)
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-30, 1.0, 1e37])
+def test_numbers_of_any_size_are_steps(size):
+    spec = p.TensorSpec("x", "float32", (2, 3))
+    value = torch.tensor([[1.0, -0.5, 0.25], [0.0, -1.0, 1.0]]) * size
+    coded, stands_for = c.Int8().encode(spec, value)
+    for each in c.Int8().specs(spec):
+        assert coded[each.name].dtype == p.WIRE_DTYPES[each.dtype]
+        assert p.value_fault(each, coded[each.name]) == ""
+    assert p.all_finite(stands_for)
+    assert float((stands_for - value).abs().max()) <= max(size / 127, 1e-43)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_a_large_tensor_is_decoded_region_by_region(codec):
     """The fold of regions is that of whole tensors, decoded at once."""
     large = p.TensorSpec("layer.weight", "float32", (3, p.REGION // 2 + 1))

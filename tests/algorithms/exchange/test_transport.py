@@ -44,6 +44,17 @@ def test_what_is_added_up_or_passed_on_is_coded(method, round_, expected):
     assert coded(job(method), round_) == set()
 
 
+@pytest.mark.parametrize(
+    ("method", "expected"), [("fedavg", {"model"}), ("pfedsim", {"extractor"}), ("fedfomo", None)]
+)
+def test_int8_is_for_what_all_rounds_add_up_or_mix(method, expected):
+    if expected is None:
+        with pytest.raises(LocalError, match="does nothing"):
+            job(method, "int8").document()
+    else:
+        assert coded(job(method, "int8"), 1) == expected
+
+
 def test_what_would_do_nothing_or_could_not_be_is_refused():
     with pytest.raises(LocalError, match=r"codec = 'bfloat16' does nothing: no part that goes up"):
         job("local", "bfloat16").document()
