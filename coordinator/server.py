@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +35,6 @@ from ..security import preflight
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import utc_now
 from ..security.identity.guest import GUEST_CERTIFICATE
-from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY
 from ..security.identity.roster_in_use import RosterInUse
 from ..security.ledger import kept_rosters
 from ..security.ledger.audit import LEDGER
@@ -129,6 +129,7 @@ class OpenState:
     ledger: ReceivingLedger
     lease: Lease
     recorded: set[str]  # digests of the rosters that the ledger keeps
+    counts: metrics.ProcessMetrics
 
 
 @contextmanager
@@ -144,12 +145,14 @@ def opened(config: configs.CoordinatorConfig) -> Iterator[OpenState]:
     except OSError as error:
         raise LocalError(f"{config.directory}: cannot create it: {unwritable(error)}") from error
 
+    counts = metrics.ProcessMetrics("coordinator", metrics.COORDINATOR)
     # The lock comes first: two processes would write into one database and one ledger.
     with (
         leased(config.directory) as lease,
         log.kept(config.directory / log.KEPT),
         closing(Database(config.directory / DATABASE, fence=lease.check)) as database,
         _ledger(config, in_use, database, lease) as ledger,
+        metrics.served(config.metrics, counts, TlsFiles(*in_use.keys.tls_files)),
     ):
         # No transaction of whoever had the lease before is open after this one.
         with database.transaction():
@@ -158,7 +161,7 @@ def opened(config: configs.CoordinatorConfig) -> Iterator[OpenState]:
         in_use.keep(in_use.present)
         recorded = set(map(rosters.digest, kept_rosters.kept(config.directory / LEDGER)))
         torch.set_num_threads(1)  # one order of every sum
-        yield OpenState(config, in_use, database, ledger, lease, recorded)
+        yield OpenState(config, in_use, database, ledger, lease, recorded, counts)
 
 
 @asynccontextmanager
@@ -170,9 +173,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(
-    state: OpenState, renewed: asyncio.Event, counts: metrics.MetricCounts | None = None
-) -> AsyncIterator[str]:
+async def serving(state: OpenState, renewed: asyncio.Event) -> AsyncIterator[str]:
     """Serve under the present roster while the block runs; gives the address that it listens on.
 
     ``renewed`` is set once the founders have handed in another roster, which counts from the next
@@ -216,18 +217,13 @@ async def serving(
     daemon.restore(stored)
     for job, signed in new:
         daemon.add(job, signed)
+    state.counts.show(partial(gauges, daemon, guard.limits), TlsFiles(*keys.tls_files))
     watching = [*map(asyncio.create_task, (daemon.watch_silos(), state.lease.renew()))]
     # If a watch fails, the daemon stops: silent silos would stay in their rounds for ever.
     for watch in watching:
         watch.add_done_callback(_raise)
     try:
-        with metrics.served(
-            config.metrics,
-            counts or metrics.MetricCounts("coordinator", metrics.COORDINATOR),
-            lambda: gauges(daemon, guard.limits),
-            TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
-        ):
-            yield address
+        yield address
     finally:
         for watch in watching:
             watch.cancel()

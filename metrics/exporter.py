@@ -89,25 +89,31 @@ def client_tls(clients: Sequence[Path], own: TlsFiles) -> ClientTls | None:
     """
     if not clients:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(own.certificate, own.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    # Each is trusted by itself, whoever issued it.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     pinned = set()
     for path in clients:
         try:
             (certificate,) = x509.load_pem_x509_certificates(read_bytes(path))
             pinned.add(certificate.public_bytes(Encoding.DER))
-            context.load_verify_locations(cadata=certificate.public_bytes(Encoding.DER))
+            ssl.create_default_context(cadata=certificate.public_bytes(Encoding.DER))
         except (ValueError, ssl.SSLError) as error:
             raise LocalError(
                 f"{path}: not one certificate in PEM form, as metrics.clients needs it; name the"
                 " tls.crt that belongs to the key of whoever reads the metrics (staddle keys new"
                 " makes both)"
             ) from error
-    return ClientTls(context, frozenset(pinned))
+    return ClientTls(_context(pinned, own), frozenset(pinned))
+
+
+def _context(pinned: Iterable[bytes], own: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(own.certificate, own.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    # Each is trusted by itself, whoever issued it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    for certificate in pinned:
+        context.load_verify_locations(cadata=certificate)
+    return context
 
 
 @dataclass(frozen=True)
@@ -255,8 +261,8 @@ class Gauge:
 Gauges: TypeAlias = Callable[[], Iterable[Gauge]]
 
 
-class MetricCounts(Collector):
-    """What a daemon's process has counted, by a table of rules.
+class ProcessMetrics(Collector):
+    """What a daemon's process has counted, by a table of rules, and what has a value now.
 
     One for the process: a daemon that begins again under a new policy or roster counts on.
     """
@@ -264,7 +270,10 @@ class MetricCounts(Collector):
     def __init__(self, role: str, rules: Sequence[MetricRule]) -> None:
         # Otherwise each counter has a second series, its creation time.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.role = role
+        self._role = role
+        self._gauges: Gauges = tuple
+        self._tls: ClientTls | None = None
+        self._own: TlsFiles | None = None
         # Not the library's global registry, which all daemons of a process would share.
         self._registry = prometheus.CollectorRegistry()
         self._counting: dict[str, list[tuple[MetricRule, Any]]] = {}
@@ -274,8 +283,27 @@ class MetricCounts(Collector):
             self._counting.setdefault(rule.event, []).append((rule, metric))
 
     def collect(self) -> Iterator[Metric]:
-        """All counts as they are now."""
+        """All counts as they are now, and all gauges."""
         yield from self._registry.collect()
+        # Computed for each request, so nothing has to be kept up to date.
+        for gauge in self._gauges():
+            family = GaugeMetricFamily(
+                f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels
+            )
+            for labels, value in gauge.values.items():
+                family.add_metric(labels, value)
+            yield family
+
+    def listens(self, tls: ClientTls | None, own: TlsFiles) -> None:
+        """By which TLS the listener answers, and with which certificate of ours."""
+        self._tls, self._own = tls, own
+
+    def show(self, gauges: Gauges, own: TlsFiles) -> None:
+        """From now on these gauges are read, over TLS with this certificate of ours."""
+        self._gauges = gauges
+        # Read again if it is another alone: a file that is gone must not end a daemon.
+        if self._tls is not None and own != self._own:
+            self._tls.context, self._own = _context(self._tls.certificates, own), own
 
     def follow(self, event: str, fields: Mapping[str, object]) -> None:
         """Count one event; most count nothing."""
@@ -296,28 +324,8 @@ class MetricCounts(Collector):
                     own.inc(amount)
 
 
-class _Now(Collector):
-    """Asks the daemon when Prometheus asks us."""
-
-    def __init__(self, role: str, gauges: Gauges) -> None:
-        self._role = role
-        self._gauges = gauges
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        # Computed for each request, so nothing has to be kept up to date.
-        for gauge in self._gauges():
-            family = GaugeMetricFamily(
-                f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels
-            )
-            for labels, value in gauge.values.items():
-                family.add_metric(labels, value)
-            yield family
-
-
 @contextmanager
-def served(
-    config: MetricsConfig | None, counts: MetricCounts, gauges: Gauges, own: TlsFiles
-) -> Iterator[None]:
+def served(config: MetricsConfig | None, counts: ProcessMetrics, own: TlsFiles) -> Iterator[None]:
     """Count and answer while the block runs, in a thread of its own.
 
     Without a configuration it does nothing. LocalError if the address cannot be bound, or a
@@ -328,10 +336,10 @@ def served(
         return
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
-    registry.register(_Now(counts.role, gauges))
     registry.register(counts)
     host, _, port = config.listen.rpartition(":")
     tls = client_tls(config.clients, own)
+    counts.listens(tls, own)
 
     # Counting begins only once the address is bound: a daemon that cannot answer does not start.
     with ExitStack() as stack:

@@ -31,9 +31,12 @@ Write: TypeAlias = Callable[[bytes], None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientTls:
-    """TLS for whoever holds the key of one of these certificates (DER), and for nobody else."""
+    """TLS for whoever holds the key of one of these certificates (DER), and for nobody else.
+
+    ``context`` may be replaced: each connection takes the one of when it begins.
+    """
 
     context: ssl.SSLContext
     certificates: frozenset[bytes]

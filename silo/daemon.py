@@ -24,8 +24,6 @@ from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import end_timestamp
 from ..security.identity.keys import (
-    TLS_CERTIFICATE,
-    TLS_KEY,
     Keys,
     Role,
     RosterEntry,
@@ -121,12 +119,13 @@ async def serve(config: SiloConfig) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stops.ask)
-        counts = metrics.MetricCounts("silo", metrics.SILO)
-        end = await _run(config, ledger, watched, files, stops, counts)
-        while isinstance(end, Reload):
-            # The records say until when the old files counted, and from when the new ones do.
-            ledger.append(StopRecord(reason=f"{end.why} changed"))
+        counts = metrics.ProcessMetrics("silo", metrics.SILO)
+        with metrics.served(config.metrics, counts, metrics.TlsFiles(*keys.tls_files)):
             end = await _run(config, ledger, watched, files, stops, counts)
+            while isinstance(end, Reload):
+                # The records say until when the old files counted, and from when the new ones do.
+                ledger.append(StopRecord(reason=f"{end.why} changed"))
+                end = await _run(config, ledger, watched, files, stops, counts)
         # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if end.why else "asked to stop"))
     log.event("stopped")
@@ -195,7 +194,7 @@ async def _run(
     watched: WatchedRoster,
     files: WatchedFiles,
     stops: Stops,
-    counts: metrics.MetricCounts,
+    counts: metrics.ProcessMetrics,
 ) -> Exit | Reload:
     """Run one agent by the files of now, until it ends."""
     reloaded = [name for name, file in files.items() if file.changed]
@@ -230,13 +229,9 @@ async def _run(
         for name in reloaded:
             log.event(RELOADED[name], sha256=digests[name])
         members = (keys.entry, roster.coordinator)
-        with metrics.served(
-            config.metrics,
-            counts,
-            lambda: gauges(config, agent, ledger, members),
-            metrics.TlsFiles(keys.folder / TLS_CERTIFICATE, keys.folder / TLS_KEY),
-        ):
-            return await agent.run(partial(_changed, files), partial(_settling, files))
+        now = partial(gauges, config, agent, ledger, members)
+        counts.show(now, metrics.TlsFiles(*keys.tls_files))
+        return await agent.run(partial(_changed, files), partial(_settling, files))
 
 
 def _settling(files: WatchedFiles) -> bool:

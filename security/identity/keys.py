@@ -210,6 +210,11 @@ class Keys:
     log: Ed25519PrivateKey = field(repr=False)
     exchange: X25519PrivateKey = field(repr=False)
 
+    @property
+    def tls_files(self) -> tuple[Path, Path]:
+        """Where the certificate and its key lie."""
+        return self.folder / TLS_CERTIFICATE, self.folder / TLS_KEY
+
     def sign(self, domain: bytes, signed_bytes: bytes) -> bytes:
         """Ed25519 by the protocol key over ``framed(domain, signed_bytes)``, 64 bytes."""
         return self.protocol.sign(framed(domain, signed_bytes))

@@ -13,9 +13,9 @@ from staddle.metrics.exporter import (
     COORDINATOR,
     SILO,
     Gauge,
-    MetricCounts,
     MetricRule,
     MetricsConfig,
+    ProcessMetrics,
     TlsFiles,
     served,
 )
@@ -34,10 +34,9 @@ def running(rules=(), gauges=(), config=HERE, role="silo", own=NONE, counts=None
             heard.append(fields["address"])
 
     log.setup("json")
-    with (
-        log.followed(follow),
-        served(config, counts or MetricCounts(role, rules), lambda: gauges, own),
-    ):
+    counts = counts or ProcessMetrics(role, rules)
+    with log.followed(follow), served(config, counts, own):
+        counts.show(lambda: gauges, own)
 
         def read():
             with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=60) as answer:
@@ -124,7 +123,7 @@ def test_events_are_counted_by_their_labels_and_amounts():
 
 
 def test_a_daemon_that_begins_again_counts_on():
-    counts = MetricCounts("silo", (MetricRule("a", "seen", "x"),))
+    counts = ProcessMetrics("silo", (MetricRule("a", "seen", "x"),))
     for expected in (1, 2):
         with running(counts=counts) as read:
             log.event("a")
@@ -156,7 +155,7 @@ def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(ca
 
 
 def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
-    with served(None, MetricCounts("silo", (MetricRule("a", "seen", "x"),)), lambda: (), NONE):
+    with served(None, ProcessMetrics("silo", (MetricRule("a", "seen", "x"),)), NONE):
         assert "metrics.listening" not in capsys.readouterr().err
     with running() as read:
         pass
@@ -168,7 +167,7 @@ def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
 def test_a_taken_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        wanted = served(MetricsConfig(listen=listen), MetricCounts("silo", ()), lambda: (), NONE)
+        wanted = served(MetricsConfig(listen=listen), ProcessMetrics("silo", ()), NONE)
         with (
             pytest.raises(
                 LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")

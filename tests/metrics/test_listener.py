@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import re
 import select
+import shutil
 import socket
 import ssl
 import threading
@@ -21,8 +22,8 @@ from staddle.errors import LocalError
 from staddle.metrics import listener
 from staddle.metrics.exporter import (
     Gauge,
-    MetricCounts,
     MetricsConfig,
+    ProcessMetrics,
     TlsFiles,
     client_tls,
     log,
@@ -36,16 +37,12 @@ from staddle.security.identity.keys import Role, create_keys
 def address():
     """Where the metrics are served."""
     log.setup("json")
-    heard = []
+    heard, counts, none = [], ProcessMetrics("silo", ()), TlsFiles(Path("none"), Path("none"))
     with (
         log.followed(lambda _, fields: heard.append(fields.get("address"))),
-        served(
-            MetricsConfig(listen="127.0.0.1:0"),
-            MetricCounts("silo", ()),
-            lambda: [Gauge("near", "x", ("silo",), {("0",): 1})],
-            TlsFiles(Path("none"), Path("none")),
-        ),
+        served(MetricsConfig(listen="127.0.0.1:0"), counts, none),
     ):
+        counts.show(lambda: [Gauge("near", "x", ("silo",), {("0",): 1})], none)
         host, _, port = heard[-1].rpartition(":")
         yield host, int(port)
 
@@ -198,6 +195,35 @@ def test_one_for_whom_a_named_certificate_vouches_is_not(keys, tmp_path):
     # Named by itself it is.
     with crossed(keys, member / "tls.crt") as port:
         assert answered(port, context)[1].endswith(b"all is well")
+
+
+def test_a_certificate_is_replaced_without_another_listener(keys, tmp_path):
+    """Files are read where it is another one alone."""
+    log.setup("json")
+    first, scraper, heard = tmp_path / "first", tmp_path / "scraper.crt", []
+    shutil.copytree(keys / "daemon", first)
+    shutil.copy(keys / "scraper" / "tls.crt", scraper)
+    create_keys(tmp_path / "second", "daemon", Role.SILO, "Hospital")
+    counts, own = ProcessMetrics("silo", ()), TlsFiles(first / "tls.crt", first / "tls.key")
+    config = MetricsConfig(listen="127.0.0.1:0", clients=(scraper,))
+    with (
+        log.followed(lambda _, fields: heard.append(fields.get("address"))),
+        served(config, counts, own),
+    ):
+        port = int(heard[-1].rpartition(":")[2])
+        shutil.rmtree(first)
+        scraper.unlink()
+        counts.show(tuple, own)
+        assert b" 200 OK" in answered(port, asking(keys, "scraper"))[1]
+        counts.show(tuple, TlsFiles(tmp_path / "second" / "tls.crt", tmp_path / "second/tls.key"))
+        with pytest.raises(ssl.SSLCertVerificationError):
+            answered(port, asking(keys, "scraper"))
+        for name in ("scraper", "other"):
+            shutil.copytree(keys / name, tmp_path / "anew" / name)
+        shutil.copytree(tmp_path / "second", tmp_path / "anew" / "daemon")
+        assert b" 200 OK" in answered(port, asking(tmp_path / "anew", "scraper"))[1]
+        with pytest.raises(ssl.SSLError, match="unknown ca"):
+            answered(port, asking(tmp_path / "anew", "other"))
 
 
 def test_idle_handshakes_cost_no_thread_and_keep_nobody_out(keys):
