@@ -41,8 +41,9 @@ def check(path: Path) -> PreflightReport:
     config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
     if config is None:
         return report
+    places = config.keys, config.directory
     _, roster = preflight.identity(
-        report, config.keys, config.roster_in_use, config.trust, Role.COORDINATOR
+        report, *places, config.roster_in_use, config.trust, Role.COORDINATOR
     )
     known = report.look("database", partial(_database, config))
     report.look("ledger", partial(_ledger, config))

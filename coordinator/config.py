@@ -101,7 +101,7 @@ class CoordinatorConfig(Strict):
     def roster_in_use(self) -> RosterInUse:
         """The configuration's roster, or a newer one that its daemon kept; LocalError as there."""
         kept = self.directory / roster_in_use.FILE
-        return RosterInUse(self.roster, kept, self.trust, self.keys)
+        return RosterInUse(self.roster, kept, self.trust, self.keys, self.directory)
 
 
 def load(path: Path) -> CoordinatorConfig:

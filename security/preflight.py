@@ -73,7 +73,12 @@ class PreflightReport:
 
 
 def identity(
-    report: PreflightReport, folder: Path, in_use: Callable[[], RosterInUse], pins: Pins, role: Role
+    report: PreflightReport,
+    folder: Path,
+    renewed: Path,
+    in_use: Callable[[], RosterInUse],
+    pins: Pins,
+    role: Role,
 ) -> tuple[Keys | None, Roster | None]:
     """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
     # The roster is checked even if the keys fail, so that one run shows all faults.
@@ -82,7 +87,7 @@ def identity(
     if ours is None or members is None:
         report.skip("member", "keys and roster")
     else:
-        ours = load_keys(folder, members.entries)
+        ours = load_keys(folder, members.entries, renewed)
         report.look("member", partial(member, ours, members, role, folder))
     if members is None:
         report.skip("clock", "the roster")

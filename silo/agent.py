@@ -297,7 +297,11 @@ class Agent:
         self._renewal_at = now + RENEWAL_SECONDS
         try:
             renewal = await asyncio.to_thread(
-                own_renewal, self._config.keys, self._keys.entry, utc_now()
+                own_renewal,
+                self._config.keys,
+                self._keys.entry,
+                utc_now(),
+                self._config.directory,
             )
             if renewal is not None:
                 await self._gate.session.renew(renewal)

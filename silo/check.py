@@ -105,8 +105,9 @@ def _own_files(
     in_use: Callable[[SiloConfig], RosterInUse],
     data: Callable[[SiloConfig, str], tuple[Any, str]],
 ) -> tuple[Keys | None, Roster | None, SiloPolicy | None]:
+    places = config.keys, config.directory
     keys, roster = preflight.identity(
-        report, config.keys, partial(in_use, config), config.trust, Role.SILO
+        report, *places, partial(in_use, config), config.trust, Role.SILO
     )
     policy = report.look("policy", partial(_policy, config))
     for name in config.sources:

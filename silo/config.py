@@ -152,7 +152,7 @@ class SiloConfig(Strict):
     def roster_in_use(self) -> RosterInUse:
         """The configuration's roster, or a newer one that its daemon kept; LocalError as there."""
         kept = self.directory / roster_in_use.FILE
-        return RosterInUse(self.roster, kept, self.trust, self.keys)
+        return RosterInUse(self.roster, kept, self.trust, self.keys, self.directory)
 
     @property
     def sources(self) -> dict[str, registry.Source]:

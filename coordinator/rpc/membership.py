@@ -114,9 +114,9 @@ class MembershipService:
 
         Nobody but a founder can do anything with it, so it is made when one asks.
         """
-        own = self._daemon.roster.coordinator
+        own, config = self._daemon.roster.coordinator, self._daemon.config
         try:
-            renewal = own_renewal(self._daemon.config.keys, own, utc_now())
+            renewal = own_renewal(config.keys, own, utc_now(), config.directory)
             if renewal is not None:
                 self._take(own.id, renewal)
         # The others' wait for no disk of ours.

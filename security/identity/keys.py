@@ -11,8 +11,11 @@ r"""A member's keys: four private keys that never leave the folder, and one publ
       entry.json           0644  the public half, below
       renewed-<tag>/       0700  later tls.key, tls.crt and entry.json; all else is unchanged
 
-Nothing is overwritten: which TLS key counts is what the roster says. The entry is canonical JSON,
-signed by the protocol key (proof of possession); one line, here broken::
+A daemon, whose keys may be read-only, makes later ones in its own folder (``renewed``) and finds
+them in both. Nothing is overwritten: which TLS key counts is what the roster says.
+
+The entry is canonical JSON, signed by the protocol key (proof of possession); one line, here
+broken::
 
     {"certificate":"-----BEGIN CERTIFICATE-----\\n…","exchange_key":"8f40…","host_operator":"General
         Hospital",
@@ -28,6 +31,7 @@ import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -198,7 +202,8 @@ class Keys:
     """A member's private keys with its entry; printing it shows no secret.
 
     ``home`` is the member's folder. ``entry`` is the public half, from ``folder``, where
-    ``tls.key`` and ``tls.crt`` lie, too. Keys and seeds of secure sums are not among them: they are
+    ``tls.key`` and ``tls.crt`` lie, too. ``renewed`` is where later TLS keys are made, if not in
+    ``home``. Keys and seeds of secure sums are not among them: they are
     drawn for each attempt.
     """
 
@@ -209,6 +214,7 @@ class Keys:
     protocol: Ed25519PrivateKey = field(repr=False)
     log: Ed25519PrivateKey = field(repr=False)
     exchange: X25519PrivateKey = field(repr=False)
+    renewed: Path | None = None
 
     @property
     def tls_files(self) -> tuple[Path, Path]:
@@ -263,14 +269,15 @@ def create_keys(
     return entry
 
 
-def renew_keys(folder: Path) -> Keys:
+def renew_keys(folder: Path, renewed: Path | None = None) -> Keys:
     """Make another TLS key and certificate for a member, next to those that it has; all else stays.
 
-    They count once they stand in a roster. LocalError where the folder cannot be written.
+    They count once they stand in a roster. LocalError where the folder cannot be written, which is
+    ``renewed`` if given.
     """
-    keys, tls = load_keys(folder), generate_private_key(SECP256R1())
+    keys, tls = load_keys(folder, renewed=renewed), generate_private_key(SECP256R1())
     entry = _certified(keys.entry.model_dump(mode="json"), tls, keys.protocol)
-    place = folder / f"{RENEWED}{entry.spki_sha256[:TAG_DIGITS]}"
+    place = (renewed or folder) / f"{RENEWED}{entry.spki_sha256[:TAG_DIGITS]}"
     _make_folder(place)
     _write_pair(place, tls, entry)
     return replace(keys, folder=place, entry=entry, tls_key=_pem(tls))
@@ -326,25 +333,31 @@ def load_entry(path: Path) -> RosterEntry:
     return parse_canonical(read_bytes(path), RosterEntry, str(path))
 
 
-def load_keys(folder: Path, among: Collection[RosterEntry] = ()) -> Keys:
+def load_keys(
+    folder: Path, among: Collection[RosterEntry] = (), renewed: Path | None = None
+) -> Keys:
     """Read a member's folder; LocalError if others can read a private key, or one does not fit.
 
     Of several TLS keys it is the one whose entry is ``among`` those of a roster, else the first.
+    ``renewed`` is as for ``held_keys``.
     """
-    held = held_keys(folder)
+    held = held_keys(folder, renewed)
     return next((keys for keys in held if keys.entry in among), held[0])
 
 
-def held_keys(folder: Path) -> tuple[Keys, ...]:
+def held_keys(folder: Path, renewed: Path | None = None) -> tuple[Keys, ...]:
     """A member's keys with each TLS key of its folder, in the order of their certificates.
 
+    ``renewed`` is a daemon's own folder, where it makes later ones, and may not be there yet.
     LocalError as ``load_keys``.
     """
-    first = _load_first(folder)
-    places = (path.parent for path in folder.glob(f"{RENEWED}*/{ENTRY_FILE}"))
-    renewed = [_load_renewed(first, place) for place in places]
-    began = {keys.folder: validity(keys.entry.certificate)[0] for keys in (first, *renewed)}
-    return first, *sorted(renewed, key=lambda keys: began[keys.folder])
+    first = replace(_load_first(folder), renewed=renewed)
+    made = chain.from_iterable(
+        place.glob(f"{RENEWED}*/{ENTRY_FILE}") for place in {folder, renewed or folder}
+    )
+    later = [_load_renewed(first, path.parent) for path in made]
+    began = {keys.folder: validity(keys.entry.certificate)[0] for keys in (first, *later)}
+    return first, *sorted(later, key=lambda keys: began[keys.folder])
 
 
 def tls_pairs(keys: Keys) -> list[tuple[bytes, bytes]]:
@@ -353,12 +366,14 @@ def tls_pairs(keys: Keys) -> list[tuple[bytes, bytes]]:
     First these, which a roster of ours has, then the member's newer ones, the newest first.
     """
     try:
-        held = held_keys(keys.home)
+        held = held_keys(keys.home, keys.renewed)
     # A daemon has its own in memory while its files are being replaced.
     except LocalError:
         held = (keys,)
-    present = [each.entry for each in held].index(keys.entry)
-    newer = held[present + 1 :][::-1]
+    entries = [each.entry for each in held]
+    # Whoever removed the folder of the present ones may have left newer ones, or none.
+    after = entries.index(keys.entry) + 1 if keys.entry in entries else len(held)
+    newer = held[after:][::-1]
     return [(each.tls_key, each.entry.certificate.encode()) for each in (keys, *newer)]
 
 

@@ -55,12 +55,15 @@ class Renewal(Strict):
             raise PeerError(present.id, f"its renewal: {error}") from error
 
 
-def own_renewal(folder: Path, present: RosterEntry, now: dt.datetime) -> Renewal | None:
+def own_renewal(
+    folder: Path, present: RosterEntry, now: dt.datetime, renewed: Path | None = None
+) -> Renewal | None:
     """What a member hands in by now; None while its certificate is good for long enough.
 
-    ``folder`` has its keys; a new one is made there, once. LocalError where it cannot be written.
+    ``folder`` has its keys; a new one is made there, or in ``renewed``, once. LocalError where that
+    cannot be written.
     """
-    newest = held_keys(folder)[-1]
+    newest = held_keys(folder, renewed)[-1]
     if renewal_due(newest.entry.certificate, now):
-        newest = renew_keys(folder)
+        newest = renew_keys(folder, renewed)
     return None if newest.entry == present else Renewal.of(newest.entry)

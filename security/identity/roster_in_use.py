@@ -23,14 +23,18 @@ class RosterInUse:
     Keys are read where they are needed, and again where a roster has another certificate of ours.
     """
 
-    def __init__(self, given: Path, kept: Path, pins: Pins, keys: Path) -> None:
+    def __init__(
+        self, given: Path, kept: Path, pins: Pins, keys: Path, renewed: Path | None = None
+    ) -> None:
         """``given`` is the configuration's file, ``kept`` where newer ones go, perhaps the same.
+
+        ``keys`` and ``renewed`` are as for ``held_keys``.
 
         LocalError for a file that cannot be read, or a roster that the pins do not fit.
         """
         self._given, self._kept = given, kept
         self._pins = pins
-        self._keys = keys
+        self._keys, self._renewed = keys, renewed
         self._held: tuple[Keys, ...] = ()
         self._saved: Roster | None = None
         self.present = self.on_disk()
@@ -80,7 +84,7 @@ class RosterInUse:
         """Our keys, with each of our TLS keys; LocalError where they cannot be read."""
         # Read once: a daemon continues while its files are being replaced.
         if not any(keys.entry in roster.entries for keys in self._held):
-            self._held = held_keys(self._keys)
+            self._held = held_keys(self._keys, self._renewed)
         return self._held
 
     @property

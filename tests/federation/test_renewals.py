@@ -114,8 +114,9 @@ def test_certificates_are_renewed_while_a_job_runs(start, document, monkeypatch)
 
     # The old certificate is refused; the coordinator's is shown to those who have no other.
     folder, address = running.federation.keys("north"), running.address
-    first, second = held_keys(folder)
-    assert load_keys(folder, after.entries).folder == second.folder
+    state = running.federation.state("north")
+    first, second = held_keys(folder, state)
+    assert load_keys(folder, after.entries, state).folder == second.folder
     for known in (before, after):
         connectivity.handshake(address, second.folder, known.coordinator)
         with pytest.raises(PeerError, match="ended the handshake"):

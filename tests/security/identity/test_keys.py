@@ -278,6 +278,32 @@ def test_a_renewed_certificate_lies_next_to_the_old_one_and_all_else_stays(folde
     assert k.load_keys(folder, [first.entry]).folder == k.load_keys(folder).folder == folder
 
 
+def test_a_daemon_makes_later_keys_in_its_own_folder_and_finds_those_of_both(folder, tmp_path):
+    beside, state = k.renew_keys(folder), tmp_path / "state"
+    folder.chmod(0o500)
+    state.mkdir()
+    renewed = k.renew_keys(folder, state)
+    assert renewed.folder.parent == state
+    assert renewed.folder.stat().st_mode & 0o777 == 0o700
+    assert (renewed.folder / "tls.key").stat().st_mode & 0o777 == 0o600
+    own = k.load_keys(folder, [renewed.entry], state)
+    assert (own.folder, own.home) == (renewed.folder, folder)
+    held = {each.folder for each in k.held_keys(folder, state)}
+    assert held == {folder, beside.folder, renewed.folder}
+    assert {each.folder for each in k.held_keys(folder)} == {folder, beside.folder}
+    assert len(k.held_keys(folder, folder)) == 2
+    first = k.load_keys(folder, renewed=state)
+    assert {pair[0] for pair in k.tls_pairs(first)} == {
+        first.tls_key, beside.tls_key, renewed.tls_key,
+    }  # fmt: skip
+
+
+def test_whoever_removes_the_folder_of_a_key_in_use_stops_nobody(folder):
+    renewed = k.renew_keys(folder)
+    shutil.rmtree(renewed.folder)
+    assert [pair[0] for pair in k.tls_pairs(renewed)] == [renewed.tls_key]
+
+
 def test_a_renewal_that_broke_off_is_never_used(folder):
     renewed = k.renew_keys(folder)
     for name in ("entry.json", "tls.crt", "tls.key"):

@@ -56,6 +56,17 @@ def test_it_is_made_once_and_makes_the_same_entry_but_for_the_certificate(tmp_pa
     assert len(k.held_keys(folder)) == 3
 
 
+def test_a_daemon_renews_though_its_keys_are_read_only(tmp_path, clock):
+    present, folder, state = made(tmp_path / "a"), tmp_path / "a", tmp_path / "state"
+    state.mkdir()
+    now = clock(1.5 * YEAR)
+    renewal = own_renewal(folder, present, now, state)
+    assert own_renewal(folder, present, now, state) == renewal  # as after a restart
+    assert len(k.held_keys(folder)) == 1
+    (second,) = k.held_keys(folder, state)[1:]
+    assert renewal.renewed(present, now) == second.entry
+
+
 def test_the_longest_id_has_room(tmp_path):
     folder = tmp_path / "a"
     made(folder, "a" * 64)
