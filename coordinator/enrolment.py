@@ -13,10 +13,12 @@ by a roster (commands/members). A member has one renewal, the last that it hande
 
 import datetime as dt
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+from .. import log
 from ..errors import PeerError, StaddleError
 from ..files.documents import Strict, canonical_json, parse_canonical, read_bytes, write_atomic
 from ..proto.channel import MAX_MESSAGE_BYTES
@@ -28,6 +30,24 @@ from ..security.identity.roster import Roster
 # Of all files together: one founder's stolen key could sign any number of tickets. All entries go
 # to founders in one message, whose other half is for the roster.
 MOST_BYTES = MAX_MESSAGE_BYTES // 2
+
+
+ReadT = TypeVar("ReadT")
+
+
+def _readable(folder: Path, read: Callable[[Path], ReadT]) -> dict[str, ReadT]:
+    """What the files of a folder say, by their names without the ending.
+
+    One that the disk changed is logged, and keeps founders from none of the others. It goes when
+    the coordinator starts; whoever waits hands in the same again.
+    """
+    found = {}
+    for path in folder.glob("*.json"):
+        try:
+            found[path.stem] = read(path)
+        except StaddleError as error:
+            log.problem("waiting.damaged", why=str(error))
+    return found
 
 
 class WaitingMember(Strict):
@@ -96,10 +116,9 @@ class Enrolments:
 
     def waiting(self) -> Iterator[WaitingMember]:
         """The entries that are not in the roster, by id."""
-        found = map(self._read, self._folder.glob("*.json"))
-        for each in sorted(found, key=lambda each: (each.entry.id, each.ticket.name)):
-            if each.entry not in self._roster.entries:
-                yield each
+        read = _readable(self._folder, self._read).values()
+        found = (each for each in read if each.entry not in self._roster.entries)
+        yield from sorted(found, key=lambda each: (each.entry.id, each.ticket.name))
 
     def forget(self, now: float) -> None:
         """Remove what was handed in with tickets that nobody can use again.
@@ -141,8 +160,7 @@ class Renewals:
 
     def waiting(self) -> Iterator[tuple[str, Renewal]]:
         """The renewals, by member."""
-        for path in sorted(self._folder.glob("*.json")):
-            yield path.stem, self._read(path)
+        yield from sorted(_readable(self._folder, self._read).items(), key=itemgetter(0))
 
     def forget(self, now: dt.datetime) -> None:
         """Remove what no founder can admit: it stands in the roster, or its member left.

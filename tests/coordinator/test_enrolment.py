@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from staddle import log
 from staddle.coordinator import enrolment
 from staddle.coordinator.enrolment import Enrolments, Renewals
 from staddle.errors import PeerError
@@ -125,6 +126,18 @@ def test_an_entry_that_the_disk_changed_keeps_no_coordinator_from_starting(made,
     assert enrolments.take(made.ticket(1), made.entry, NOW) == "new"
 
 
+def test_an_entry_that_the_disk_changed_is_named_and_hides_no_other(made, tmp_path):
+    enrolments, told = Enrolments(tmp_path, made.roster), []
+    enrolments.take(made.ticket(1), made.entry, NOW)
+    (path,) = (tmp_path / "enrolments").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"silo", b"sila"))
+    enrolments.take(made.ticket(2), made.other, NOW)
+    with log.followed(lambda event, fields: told.append((event, str(fields["why"])))):
+        assert names(enrolments) == [("somebody else", "f")]
+    ((event, why),) = told
+    assert (event, str(path) in why) == ("waiting.damaged", True)
+
+
 def test_a_stolen_key_of_a_founder_fills_no_disk_and_its_entries_go_with_it(
     made, tmp_path, monkeypatch
 ):
@@ -171,6 +184,10 @@ def test_one_renewal_waits_for_each_member_also_over_a_restart(member, tmp_path)
         assert list(again.waiting()) == [("s", Renewal.of(first))]
     assert renewals.take("s", Renewal.of(second), now)
     assert list(renewals.waiting()) == [("s", Renewal.of(second))]
+    # One that the disk changed hides no other, and its member hands it in again.
+    (tmp_path / "renewals" / "a.json").write_bytes(b"{}")
+    assert list(renewals.waiting()) == [("s", Renewal.of(second))]
+    (tmp_path / "renewals" / "a.json").unlink()
     (path,) = (tmp_path / "renewals").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     # what the roster has waits no more, and is no news
