@@ -184,7 +184,11 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
 
 SHOWN_ROUNDS = 5
 # What a person at a silo thought stands in no log.
-ASK = {NOT_APPROVED: "ask the people there"}
+ASK = {
+    NOT_APPROVED: "ask the people there",
+    # A new silo's policy allows nothing, so this is the usual first answer.
+    "POLICY": "its policy does not allow it; the people there may accept it",
+}
 LONGEST_LEFT = 10**9  # seconds
 
 

@@ -222,7 +222,8 @@ def current_member(path: Path, config: OperatorConfig, role: Role) -> RosterInUs
             printer.show(f"{place}: {taken}", err=True)
     # The command itself may be more urgent.
     except StaddleError as error:
-        printer.show(f"no newer roster was taken over: {error}", err=True)
+        kept = f"{place}: continues with version {in_use.present.version} of the roster"
+        printer.show(f"{kept}; a newer one was not fetched: {error}", err=True)
     return in_use
 
 

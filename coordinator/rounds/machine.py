@@ -209,8 +209,8 @@ class JobState:
         hoped = {**self.answers, **dict.fromkeys(self.unanswered, "accepted")}
         stuck = self.stage == "admitting" and replace(self, answers=hoped).lacking
         return stuck * (
-            f"cannot begin: {self.needed} of {len(self.silos)} silos must accept; withdraw it, or"
-            " have silos that declined change their answer"
+            f"cannot begin yet: {self.needed} of {len(self.silos)} silos must accept; have those"
+            " that declined accept it, or withdraw it"
         )
 
     def pends(self, silent: Collection[str] = ()) -> bool:

@@ -247,14 +247,14 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
-        # All of these are UNAVAILABLE; only gRPC's text tells them apart.
+        # All of these are UNAVAILABLE; only gRPC's text tells them apart, which is long: last.
         if "Connection refused" in details:
             return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
         if "Domain name not found" in details or "DNS resolution failed" in details:
             return UnreachableError(
                 self._peer, f"no host has the name in {self._address}; trying again"
             )
-        why = f"no answer from {self._address} ({grpc_code.name}: {details}); trying again"
+        why = f"no answer from {self._address}; trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
             why += f". If it runs, the handshake may have failed: {self._hint()}"
-        return UnreachableError(self._peer, why)
+        return UnreachableError(self._peer, f"{why} ({grpc_code.name}: {details})")

@@ -253,7 +253,7 @@ def test_a_watched_job_names_who_is_awaited_and_why():
     said = "; awaited: b (waiting for approval), d (not answered), e (not connected)"
     assert jobs._awaited(status) == said
     line = jobs.status_line(status, "; 0%")
-    assert "declined by c (POLICY: its own log" in line
+    assert "declined by c (POLICY: its policy does not allow it" in line
     assert line.endswith(f"; 0%{said}")
     in_round = pb.JobStatus(
         stage="round",

@@ -270,7 +270,7 @@ def test_a_keyed_job_pends_while_one_silo_declines():
 def test_what_cannot_begin_says_so_though_some_have_not_answered():
     declined = (Began(), Answered("b", "NOT_APPROVED"))
     state, _ = run(keyed(), *declined)
-    assert state.blocked.startswith("cannot begin: 3 of 3 silos must accept; withdraw it, or have")
+    assert state.blocked.startswith("cannot begin yet: 3 of 3 silos must accept; have those")
     assert run(keyed(), Began(), Answered("b", WAITING))[0].blocked == ""
     plain, _ = run(job(min_cohort=2), *declined)
     assert plain.blocked == ""
