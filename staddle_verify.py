@@ -898,7 +898,7 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
 # bytes of an element by dtype, in the forms that are mixed or compared
 HIDDEN_SIZES = {"padded": {"uint64": 8}, "rotated": {"float32": 4, "float64": 8}}
 # in the clear, the last ones as a job's codec makes them
-PLAIN_SIZES = {"float32": 4, "float64": 8, "int64": 8, "bfloat16": 2, "int8": 1}
+PLAIN_SIZES = {"float32": 4, "float64": 8, "int64": 8, "bfloat16": 2, "int8": 1, "int32": 4}
 
 
 def size_of(tensors: Sequence[dict[str, Any]]) -> int:

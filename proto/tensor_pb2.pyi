@@ -17,6 +17,7 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT64: _ClassVar[DType]
     DTYPE_BFLOAT16: _ClassVar[DType]
     DTYPE_INT8: _ClassVar[DType]
+    DTYPE_INT32: _ClassVar[DType]
 
 class PartKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ DTYPE_FLOAT64: DType
 DTYPE_INT64: DType
 DTYPE_BFLOAT16: DType
 DTYPE_INT8: DType
+DTYPE_INT32: DType
 PART_KIND_UNSPECIFIED: PartKind
 PART_KIND_WHOLE_MODEL: PartKind
 PART_KIND_BACKBONE: PartKind

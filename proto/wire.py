@@ -16,10 +16,11 @@ DTYPE_TO_WIRE = {
     "int64": pb.DTYPE_INT64,
     "bfloat16": pb.DTYPE_BFLOAT16,
     "int8": pb.DTYPE_INT8,
+    "int32": pb.DTYPE_INT32,
 }
 # NumPy has no bfloat16: its bits are those of whole numbers.
 LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "bfloat16": "<i2"}
-LITTLE_ENDIAN |= {"int8": "<i1"}
+LITTLE_ENDIAN |= {"int8": "<i1", "int32": "<i4"}
 NAMES = {dtype: name for name, dtype in WIRE_DTYPES.items()}
 BITS = {torch.bfloat16: torch.int16}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
-from ..exchange.codec import Decoded
+from ..exchange.codec import Decoded, base_of
 from ..exchange.delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
 from ..exchange.parts import DTYPES, Exchanges, Kind, Mix, Part, Read, Tensors, all_finite, picked
 from ..method import Method
@@ -183,7 +183,7 @@ def close_round(
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
     for part in up_parts:
-        results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
+        results[part.name] = exchanges.collect(part, ordered, _reader(read, part, archive))
     # They are for people: a method must not be steered by test records.
     metrics = _taken_metrics(up_parts, results)
     combined = method.combine(state, round_, ordered, results)
@@ -199,7 +199,7 @@ def close_round(
     # fails leaves it as it was.
     stored = [part for part in up_parts if part.exchange == Mix()]  # a directed one is not kept
     for part, silo in product(stored, ordered):
-        archive.store(part, silo, _reader(read, part.name))
+        archive.store(part, silo, _reader(read, part, archive))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
 
@@ -373,7 +373,7 @@ def _posted(
         raise LocalError(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
         )
-    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part, archive))
     # The exchange makes no row that would show too much of one silo.
     if row is None:
         return None  # as if nobody were alike
@@ -392,5 +392,8 @@ def _posted(
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
-def _reader(read: ReadContribution, part: str) -> Read:
-    return Decoded(partial(read, part))
+def _reader(read: ReadContribution, part: Part, archive: Shelf) -> Read:
+    # What was published last came down to all silos of this round.
+    compares = part.codec is not None and part.codec.compares
+    base = base_of(part, archive.latest(part.name)) if compares else {}
+    return Decoded(partial(read, part.name), base)

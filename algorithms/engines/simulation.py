@@ -167,12 +167,13 @@ class Simulation:
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         uploaded = 0
         states: dict[str, SiloState] = {}
+        delivered = {one.silo: one.delivered for one in work}
         for silo in cohort:
             own = outcomes[silo].contributions
             laid = {part.name: exchanges.contribute(part, own[part.name]) for part in up}
             # States may lie on the disk: they are read again only where a codec left something out.
             before = {} if self._job.transport is None else apart(self._states[silo])[1]
-            given, left = encoded(up, laid, before)
+            given, left = encoded(up, laid, before, delivered[silo])
             states[silo] = with_left(outcomes[silo].state, left)
             for part in up:
                 uploaded += _bytes(given[part.name]) - _weight_bytes(part)

@@ -49,7 +49,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Methods compute in the dtypes above; in the others only what a codec makes crosses.
-WIRE_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16, "int8": torch.int8}
+WIRE_DTYPES = {**DTYPES, "bfloat16": torch.bfloat16, "int8": torch.int8, "int32": torch.int32}
 
 
 class Kind(IntEnum):
@@ -198,6 +198,11 @@ class Codec(Protocol):
     @property
     def feeds_back(self) -> bool:
         """True if a silo adds what one round left out to what the next one codes."""
+        ...
+
+    @property
+    def compares(self) -> bool:
+        """True if it codes how far a tensor is from what came down of it in the same round."""
         ...
 
     def specs(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -11,19 +11,21 @@ schema in the form in which it crosses. Downloads are never coded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ...files.documents import Strict
-from .codec import Bfloat16, Int8
+from pydantic import Field, model_validator
+
+from ...files.documents import Real, Strict
+from .codec import Bfloat16, Int8, TopK
 from .parts import DTYPES, Codec, Kind, Part
 
-CODECS: Mapping[str, Codec] = {"bfloat16": Bfloat16(), "int8": Int8()}
 # By codec, the exchanges by which what it codes crosses. Compared vectors stay exact: what is
 # rounded looks alike. What one round left out belongs to models that all rounds add up, and not to
 # rows that a silo may not hold in the next, nor to what is passed on as it is.
 EXCHANGES = {
     "bfloat16": ("sum.mean", "sum.ratio", "mix", "each"),
     "int8": ("sum.mean", "mix"),
+    "top-k": ("sum.mean",),
 }
 # Numbers of a model; counts, memberships and statistics cross as they are.
 LEARNT = (
@@ -40,13 +42,40 @@ LEARNT = (
 class TransportTable(Strict):
     """The [transport] table."""
 
-    codec: Literal["bfloat16", "int8"]
+    codec: Literal["bfloat16", "int8", "top-k"]
     """The form in which matrices of models cross upwards (codec.py)."""
+    keep: Annotated[Real, Field(gt=0, le=0.5)] | None = None
+    """For top-k: the share of a matrix that crosses. Above a half, it would be more bytes."""
 
-    def coded(self, part: Part) -> Part:
-        """A part that goes up, with the codec if it takes one."""
-        takes = part.exchange.schema_name in EXCHANGES[self.codec] and part.kind in LEARNT
-        return replace(part, codec=CODECS[self.codec]) if takes else part
+    @model_validator(mode="after")
+    def _fit(self) -> "TransportTable":
+        if (self.codec == "top-k") != (self.keep is not None):
+            raise ValueError(
+                'keep is for codec = "top-k", and that needs it: write keep = 0.05 to send the'
+                " twentieth of each matrix that changed most, or take keep out"
+            )
+        return self
+
+    @property
+    def form(self) -> Codec:
+        """The codec."""
+        codecs: Mapping[str, Codec] = {"bfloat16": Bfloat16(), "int8": Int8()}
+        return codecs.get(self.codec) or TopK(self.keep or 0.0)
+
+    def coded(self, parts: Sequence[Part], passed_on: Sequence[Part]) -> tuple[Part, ...]:
+        """The parts that go up, with the codec where they take it.
+
+        ``passed_on`` are those that a codec which compares can compare with what came down.
+        """
+        form = self.form
+        known = set(passed_on if form.compares else parts)
+        return tuple(
+            replace(part, codec=form) if part in known and self._takes(part) else part
+            for part in parts
+        )
+
+    def _takes(self, part: Part) -> bool:
+        return part.exchange.schema_name in EXCHANGES[self.codec] and part.kind in LEARNT
 
     def fault(self, schema: Sequence[Mapping[str, Any]]) -> str:
         """Why the table does nothing for what this schema lets cross; empty if it does."""

@@ -983,10 +983,22 @@ class Job:
         self._check_round(round_)
         if round_ == self.length:
             return ()
-        crossing = map(self._crossing, self._method.up(round_))
+        crossing = tuple(map(self._crossing, self._method.up(round_)))
         if self.transport is not None:
-            crossing = map(self.transport.coded, crossing)
+            crossing = self.transport.coded(crossing, self._passed_on(round_))
         return (*crossing, *self.counted_parts)
+
+    def _passed_on(self, round_: int) -> tuple[Part, ...]:
+        """Parts that the round before summed, and that come down to all silos of this one."""
+        if not round_:
+            return ()
+        down = {part.name: part for part in self._method.down(round_)}
+        return tuple(
+            part
+            for part in self._method.up(round_ - 1)
+            if part.name in down.keys() - set(self._method.addressed)
+            and down[part.name].tensors == part.tensors
+        )
 
     @cached_property
     def counting(self) -> Counting:

@@ -14,36 +14,40 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..course import SiloState
-from ..exchange.codec import codable
+from ..exchange.codec import base_of, codable
+from ..exchange.delivery import Results
 from ..exchange.parts import Part, Tensors, value_fault
 
 LEFT = "@left/"  # in ``SiloState.extra``: a method's own names have no "@"
 
 
 def encoded(
-    parts: Iterable[Part], laid: Mapping[str, Tensors], before: Tensors
+    parts: Iterable[Part], laid: Mapping[str, Tensors], before: Tensors, came: Results
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
     """Exactly ``Part.wire`` by part, and what is left out once this upload counts.
 
     ``laid`` is what the exchanges made of a round's contributions, ``before`` what earlier rounds
-    left out. LocalError for a value that no longer is one once it is coded.
+    left out, ``came`` what was delivered in this round. LocalError for a value that no longer is
+    one once it is coded.
     """
     left = dict(before)
-    given = {part.name: _coded(part, laid[part.name], left) for part in parts}
+    given = {part.name: _coded(part, laid[part.name], left, came) for part in parts}
     return given, left
 
 
-def _coded(part: Part, laid: Tensors, left: dict[str, Tensor]) -> dict[str, Tensor]:
+def _coded(part: Part, laid: Tensors, left: dict[str, Tensor], came: Results) -> dict[str, Tensor]:
     """One part; ``left`` is brought up to date."""
     if part.codec is None:
         return dict(laid)
     made: dict[str, Tensor] = {}
+    base = base_of(part, came.get(part.name)) if part.codec.compares else {}
     for spec in part.given:
         value, key = laid[spec.name], f"{LEFT}{part.name}/{spec.name}"
         if not codable(spec):
             made[spec.name] = value
             continue
-        wanted = value + left[key] if key in left else value
+        wanted = value - base[spec.name] if part.codec.compares else value
+        wanted = wanted + left[key] if key in left else wanted
         own, stands_for = part.codec.encode(spec, wanted)
         made |= own
         if part.codec.feeds_back:

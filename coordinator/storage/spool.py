@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ...algorithms.exchange.codec import INDICES, rising
 from ...algorithms.exchange.parts import REGION, WEIGHT, Item, all_finite, bounds_fault
 from ...errors import RefusedError, reason
 from ...proto.channel import CHUNK_BYTES
@@ -146,6 +147,8 @@ class SpooledUpload:
         RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor that has one.
         """
         for (part, name), (item, _) in self._places.items():
+            if name.endswith(INDICES) and not rising(self.read(part, name)):
+                raise RefusedError(silo, "BOUNDS", f"tensor {part}/{name} does not rise")
             # Each region is mapped on its own: no more than one is in memory.
             for start in range(0, item.spec.elements, REGION):
                 values = self.read(part, name).reshape(-1)[start : start + REGION]

@@ -69,7 +69,7 @@ NOISED = ("noised", "dp")  # taints; the second is what early releases wrote
 ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
 _WORDS = ("uint32", "uint64")  # dtypes of what is masked
 # dtypes in the clear, the last ones as codecs make them
-_PLAIN = ("float32", "float64", "int64", "bfloat16", "int8")
+_PLAIN = ("float32", "float64", "int64", "bfloat16", "int8", "int32")
 # dtypes of what is a message of its own
 _HIDDEN = {PADDED: ("uint64",), ROTATED: ("float32", "float64")}
 

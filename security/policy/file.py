@@ -82,7 +82,7 @@ from .release import Reasons, Release
 MOST_DIFFERENCE = 8
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
-Dtype = Literal["float32", "float64", "int64", "uint32", "uint64", "bfloat16", "int8"]
+Dtype = Literal["float32", "float64", "int64", "uint32", "uint64", "bfloat16", "int8", "int32"]
 Form = Literal["plain", "masked", "padded", "rotated"]
 KindName = Literal[  # exchange.Kind in lower case; a test compares the two
     "whole_model",

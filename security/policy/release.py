@@ -10,7 +10,7 @@ from ...errors import LocalError
 
 # The unsigned ones are masked words; those of a job's codec are of uploads in the clear.
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint32": 4, "uint64": 8, "bfloat16": 2}
-ITEM_BYTES |= {"int8": 1}
+ITEM_BYTES |= {"int8": 1, "int32": 4}
 
 PLAIN = "plain"
 MASKED = "masked"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.codec import SCALE, Decoded, source_of
+from ...algorithms.exchange.codec import INDICES, SCALE, Decoded
 from ...algorithms.exchange.parts import (
     WEIGHT,
     Item,
@@ -223,7 +223,7 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     named = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
     read = Decoded(lambda part, name: named[part, name])  # as the coordinator will
     for part, name in named:
-        if name not in (WEIGHT, source_of(name) + SCALE):
+        if not name.endswith((WEIGHT, SCALE, INDICES)):
             norm = _norm(read(part, name))
             squares[part] += norm * norm
     return {part: sqrt(square) for part, square in squares.items()}

@@ -83,7 +83,7 @@ class JobTraining:
             name: contribute(parts[name], contribution)
             for name, contribution in outcome.contributions.items()
         }
-        given, left = encoded(parts.values(), laid, before)
+        given, left = encoded(parts.values(), laid, before, delivered)
         kept_state = with_left(outcome.state, left)
         contributions = Contributions(given, outcome.taints)
         if self.private is None:

@@ -47,6 +47,7 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("knn-per", {"options": {"capacity": 20}}),
     ("fedavg", {"transport": BFLOAT16}),
     ("feddyn", {"transport": INT8}),
+    ("fedavg", {"transport": {"codec": "top-k", "keep": 0.1}}),
     ("pfedsim", {"options": {"rho": 0.4}, "transport": INT8}),
     ("pfedsim", {"options": {"rho": 0.4}, "transport": BFLOAT16}),
     ("fedper", {"model": {"name": "mixed", "head": "fc", "input": [1, 8, 8], **DROPOUT}}),

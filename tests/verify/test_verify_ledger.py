@@ -449,6 +449,10 @@ TWO_READERS = ["coordinator", "x"]
 TO_SILOS = {**TENSORS[0], "readers": ["silos"]}
 CODED = [{**TENSORS[0], "dtype": "bfloat16", "bytes": 80}, *TENSORS[1:]]
 SCALE = {**TENSORS[0], "name": "w@scale", "shape": [10], "bytes": 40}
+PLACES = [
+    *({**SCALE, "name": f"w@{name}", "dtype": dtype, "shape": [4], "bytes": 16}
+      for name, dtype in (("indices", "int32"), ("values", "float32"))), *TENSORS[1:],
+]  # fmt: skip
 STEPS = [{**TENSORS[0], "dtype": "int8", "bytes": 40}, SCALE, *TENSORS[1:]]
 LATER = head(10, CTX, epsilon="0", limit="8.25")
 NO_NUMBERS = {**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}
@@ -613,6 +617,7 @@ SOUND = [
     [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
     [intent(tensors=CODED, message={"bytes": SIZE - 80})],
     [intent(tensors=STEPS, message={"bytes": 40 + 40 + 24})],
+    [intent(tensors=PLACES, message={"bytes": 16 + 16 + 24})],
     [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
     [head(), shared_in_sum(), shared_in_sum(dp={**SHARED, "noise": "local"})],
     [intent(dataset=""), intent(dataset="other"), head(), private(2) | {"dataset": "data"}],

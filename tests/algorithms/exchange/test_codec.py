@@ -7,11 +7,13 @@ import torch
 from staddle.algorithms.exchange import codec as c
 from staddle.algorithms.exchange import parts as p
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.exchange.transport import CODECS
 from staddle.algorithms.training.left_out import encoded
-from staddle.errors import LocalError
+from staddle.coordinator.storage.spool import SpooledUpload
+from staddle.errors import LocalError, RefusedError
+from staddle.proto.wire import tensor_bytes
 
 MATRIX = p.TensorSpec("layer.weight", "float32", (3, 5))
+CODECS = {"bfloat16": c.Bfloat16(), "int8": c.Int8(), "top-k": c.TopK(0.25)}
 BIAS = p.TensorSpec("layer.bias", "float32", (3,))
 
 
@@ -24,9 +26,12 @@ def drawn(seed, specs=(MATRIX, BIAS)):
     return {spec.name: torch.randn(spec.shape, generator=rng) for spec in specs}
 
 
+BASE = drawn(77)
+
+
 def crossed(made, tensors, weight=3.0):
     laid = PLAIN.contribute(made, p.Contribution(tensors, weight))
-    return encoded([made], {made.name: laid}, {})[0][made.name]
+    return encoded([made], {made.name: laid}, {}, {"model": BASE})[0][made.name]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +103,77 @@ def test_numbers_of_any_size_are_steps(size):
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_a_large_tensor_is_decoded_region_by_region(codec):
+def test_a_large_tensor_is_decoded_region_by_region(codec, monkeypatch):
     """The fold of regions is that of whole tensors, decoded at once."""
     large = p.TensorSpec("layer.weight", "float32", (3, p.REGION // 2 + 1))
+    monkeypatch.setitem(globals(), "BASE", drawn(78, [large]))
     made = part(codec, large)
     given = {silo: crossed(made, drawn(n, [large]), n + 1.0) for n, silo in enumerate("ab")}
-    read = c.Decoded(lambda silo, name: given[silo][name])
+    base = BASE if codec.compares else {}
+    read = c.Decoded(lambda silo, name: given[silo][name], base)
     found = PLAIN.collect(made, ("a", "b"), read)["layer.weight"]
     whole = [read(silo, "layer.weight").double() for silo in "ab"]
     assert torch.equal(found, ((whole[0] * 1.0 + whole[1] * 2.0) / 3.0).float())
+
+
+def test_top_k_adds_what_changed_most_to_what_came_down():
+    """Against the obvious search; of ties the first ones cross."""
+    made, value = part(c.TopK(0.2)), drawn(3)
+    change = value["layer.weight"] - BASE["layer.weight"]
+    change[0, 1], change[0, 2], change[2, 3] = 9.0, 7.0, -7.0
+    change[1, 1] = 7.0  # a tie: three places for four
+    exact = {**value, "layer.weight": BASE["layer.weight"] + change}
+    given = crossed(made, exact)
+    assert [(spec.name, spec.dtype, spec.nbytes) for spec in made.wire] == [
+        ("layer.weight@indices", "int32", 12), ("layer.weight@values", "float32", 12),
+        ("layer.bias", "float32", 12), ("@weight", "float64", 8),
+    ]  # fmt: skip
+    moved = (exact["layer.weight"] - BASE["layer.weight"]).reshape(-1)
+    best = sorted(sorted(range(15), key=lambda i: (-abs(float(moved[i])), i))[:3])
+    assert given["layer.weight@indices"].tolist() == best
+    found = c.Decoded(lambda _, name: given[name], c.base_of(made, BASE))("a", "layer.weight")
+    for i in range(15):
+        wanted = BASE["layer.weight"].reshape(-1)[i] + (moved[i] if i in best else 0.0)
+        assert found.reshape(-1)[i] == wanted
+
+
+def test_without_anything_to_compare_with_nothing_is_coded():
+    with pytest.raises(LocalError, match="and nothing of it did"):
+        c.base_of(part(c.TopK(0.2)), None)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_silo_uploads_is_refused_or_stands_for_finite_numbers(codec, seed, tmp_path):
+    """Random bytes, and honest uploads with some bytes of others."""
+    rng, items = np.random.default_rng(seed), p.upload_items([part(codec)])
+    size = sum(item.spec.nbytes for item in items)
+    given = crossed(part(codec), drawn(seed))
+    data = bytearray(b"".join(bytes(tensor_bytes(given[item.spec.name])) for item in items))
+    for place in rng.integers(0, size, 1 + seed % 4 * size):
+        data[place] = rng.integers(256)
+    path = tmp_path / "upload"
+    path.write_bytes(data)
+    upload = SpooledUpload(path, items)
+    try:
+        upload.check_values("a")
+    except RefusedError:
+        return
+    base = BASE if codec.compares else {}
+    read = c.Decoded(lambda _, name: upload.read("model", name), base)
+    found = read("a", "layer.weight")
+    assert found.shape == (3, 5)
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("places", [[1, 1, 2], [2, 1, 3], [0, 1, 15], [-1, 1, 2]])
+def test_places_twice_or_in_no_order_or_outside_are_refused(places, tmp_path):
+    made = part(c.TopK(0.2))
+    given = {**crossed(made, drawn(1)), "layer.weight@indices": torch.tensor(places).int()}
+    path, items = tmp_path / "upload", p.upload_items([made])
+    path.write_bytes(b"".join(bytes(tensor_bytes(given[item.spec.name])) for item in items))
+    with pytest.raises(RefusedError, match=r"layer\.weight@indices"):
+        SpooledUpload(path, items).check_values("a")
 
 
 def test_a_region_of_what_is_not_coded_is_a_view_of_it():

@@ -33,18 +33,18 @@ def test_the_mean_of_many_uploads_is_the_value():
         {},
     )
     for _ in range(50):
-        given, left = encoded([PART], laid(value), left)
+        given, left = encoded([PART], laid(value), left, {})
         total += read(given)
     assert float((total / 50 - value).abs().max()) < 2 / 127 / 50
-    assert float((read(encoded([PART], laid(value), {})[0]) - value).abs().max()) > 2e-3
+    assert float((read(encoded([PART], laid(value), {}, {})[0]) - value).abs().max()) > 2e-3
     assert left.keys() == {f"{LEFT}model/w.weight"}
 
 
 def test_upload_and_what_is_left_are_the_value_and_what_was_left_before():
-    _, left = encoded([PART], laid(torch.randn(2, 3)), {})
+    _, left = encoded([PART], laid(torch.randn(2, 3)), {}, {})
     before = dict(left)
     value = torch.randn(2, 3)
-    second, after = encoded([PART], laid(value), left)
+    second, after = encoded([PART], laid(value), left, {})
     assert left == before  # a round that fails changes nothing
     key = f"{LEFT}model/w.weight"
     assert torch.equal(value + before[key] - read(second), after[key])
@@ -54,7 +54,7 @@ def test_other_codecs_and_parts_leave_nothing_out():
     plain = p.Part("model", p.Kind.WHOLE_MODEL, p.Mix(), SPECS)
     half = p.Part("model", p.Kind.WHOLE_MODEL, p.Mix(), SPECS, Bfloat16())
     for part in (plain, half):
-        assert encoded([part], laid(torch.randn(2, 3)), {})[1] == {}
+        assert encoded([part], laid(torch.randn(2, 3)), {}, {})[1] == {}
     assert with_left(STATE, {}) is STATE
     assert apart(STATE) == (STATE, {})
 
@@ -69,7 +69,7 @@ def test_what_is_left_lies_in_the_state_apart_from_what_the_method_has():
 
 def test_a_part_that_does_not_go_up_keeps_what_it_left_out():
     left = {f"{LEFT}other/x": torch.ones(1, 1)}
-    assert encoded([PART], laid(torch.randn(2, 3)), left)[1].keys() == {
+    assert encoded([PART], laid(torch.randn(2, 3)), left, {})[1].keys() == {
         *left,
         f"{LEFT}model/w.weight",
     }
@@ -77,7 +77,7 @@ def test_a_part_that_does_not_go_up_keeps_what_it_left_out():
 
 def test_the_gate_measures_and_judges_what_coded_tensors_stand_for():
     """``max_norm`` of a policy, and what a private job's tensors were computed from."""
-    given, _ = encoded([PART], laid(torch.randn(2, 3)), {})
+    given, _ = encoded([PART], laid(torch.randn(2, 3)), {}, {})
     items = p.upload_items([PART])
     values = [given["model"][item.spec.name] for item in items]
     wanted = torch.cat([read(given).reshape(-1), torch.ones(2)]).double().norm()
