@@ -82,8 +82,9 @@ from .session import (
     begin,
     may_reload,
 )
+from .training.launched import place_of
 from .training.round import JobTraining
-from .training.trainer import Trainer, TrainingDevice
+from .training.trainer import Trainer
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
@@ -144,8 +145,7 @@ class Agent:
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
         self._trainer = Trainer()
-        training = config.training
-        self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
+        self._place = place_of(config)
         # Kept for all tasks of a job, since the checks read the whole data set.
         self._admitted: dict[str, Admitted] = {}
 

@@ -45,6 +45,7 @@ from .admission.signed_sets import objection_to
 from .admission.start_weights import WeightsNeededError, start_objection
 from .config import SiloConfig
 from .job_folder import JobFolder, check_same_records, kept_split_key, recorded
+from .training.launched import processes
 
 # of a job: after the last round, after the one before that counted, and the model in the end
 STATES = 3
@@ -142,10 +143,15 @@ def _reach(
 def _config(path: Path) -> tuple[SiloConfig, str]:
     config = configs.load(path)
     checked_address(config.coordinator)
-    # The agent does not start on a missing device, or with a precision that it lacks.
-    device, precision = find(config.training.device), config.training.precision
-    check_precision(device, precision)
-    return config, f"{path}; trains on {device} in {precision}"
+    training = config.training
+    # The agent does not start on a missing device, or with a precision that it lacks. Trainers
+    # apart from it may be on another machine.
+    if training.launcher != "thread":
+        processes(config).check()
+        return config, f"{path}; trains by {training.launcher}, on {training.device}"
+    device = find(training.device)
+    check_precision(device, training.precision)
+    return config, f"{path}; trains on {device} in {training.precision}"
 
 
 def _policy(config: SiloConfig) -> tuple[SiloPolicy, str]:

@@ -43,6 +43,11 @@
     device = "cpu"         # or "cuda", "cuda:1"; a private job is always trained on the processor
     precision = "float32"  # on a GPU also "tf32" or "bf16": in what layers compute while it trains
     graphs = true          # on a GPU: steps of small models are recorded once a stage, and replayed
+    launcher = "thread"    # or "process", "command": trained apart from the agent, which alone has
+                           # the keys (docs/train-apart.md)
+    orders = "orders"      # its folder of orders, below directory; they hold records
+    command = ["srun", "python", "-m", "staddle.silo.training", "{order}"]
+    environment = ["SLURM_CONF"]  # variables that the trainer sees in addition to the usual ones
 
     [[weights]]                       # initial values for a part that never leaves, instead of
                                       # training it from scratch
@@ -83,14 +88,37 @@ from ..security.identity.roster_in_use import RosterInUse
 from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
 
+Launcher = Literal["thread", "process", "torchrun", "command"]
+
 
 class Training(Strict):
-    """How the silo trains; private jobs ignore ``device`` and run on the CPU."""
+    """How the silo trains; private jobs ignore ``device`` and run on the CPU.
+
+    ``launcher`` says where: in a thread of the agent, or in processes apart from it, which get
+    their order in a folder below ``orders`` (silo/training/launched.py).
+    """
 
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
     precision: Precision = "float32"
     graphs: bool = pydantic.Field(default=True, strict=True)
+    launcher: Launcher = "thread"
+    command: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    orders: Path = Path("orders")
+
+    @pydantic.model_validator(mode="after")
+    def _launchable(self) -> Self:
+        apart, named = self.launcher != "thread", self.launcher == "command"
+        if named != bool(self.command):
+            raise ValueError(
+                'command and launcher = "command" go together: the command starts the trainer'
+            )
+        if named and not any("{order}" in word for word in self.command):
+            raise ValueError("command has no {order}, for which the order's folder stands")
+        if self.environment and not apart:
+            raise ValueError('environment is for trainer processes; set launcher = "process"')
+        return self
 
 
 class Admission(Strict):
@@ -223,9 +251,12 @@ def load(path: Path) -> SiloConfig:
     # Joining keeps absolute paths.
     base = path.parent
     further = map(methodcaller("below", base), config.datasets.values())
+    directory = base / config.directory
+    orders = directory / config.training.orders
     found = config.model_copy(
         update={
-            "directory": base / config.directory,
+            "directory": directory,
+            "training": config.training.model_copy(update={"orders": orders}),
             "keys": base / config.keys,
             "roster": base / config.roster,
             "policy": base / config.policy,

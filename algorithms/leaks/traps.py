@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from math import inf, isfinite, sqrt
+from math import fsum, inf, isfinite, sqrt
 
 from torch import Tensor
 
@@ -216,4 +216,5 @@ def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> floa
             continue
         difference = other.double() - value.double()
         squares.append(float(difference.square().sum()))
-    return sqrt(sum(squares))
+    # Rounded once: the order of tensors, which a file changes, must not show in the last bit.
+    return sqrt(fsum(squares))

@@ -35,6 +35,8 @@ DENSE_FEATURES = 64  # of a position, about
 EVALUATION_BYTES = 2**26  # of such a call's records: a volume may have millions of values
 
 Modules: TypeAlias = Mapping[str, nn.Module]
+# is told of an evaluation: the counts, and the marks that they were counted from
+Note: TypeAlias = Callable[[Tally, Mapping[str, Sequence[Marks]]], None]
 T = TypeVar("T")
 
 
@@ -87,6 +89,10 @@ def silent(done: int, total: int) -> None:
 
     It is the default of ``progress``, and takes the number of batches done and their total.
     """
+
+
+def unnoted(tally: Tally, marks: Mapping[str, Sequence[Marks]]) -> None:
+    """The default of ``note``: nobody needs the marks."""
 
 
 def batches(
@@ -373,13 +379,16 @@ def evaluate(
     counting: Counting,
     rows: int | None = None,
     cancelled: Callable[[], bool] = never,
+    note: Note = unnoted,
 ) -> Tally:
     """The counts of the silo's model on its records, in evaluation mode.
 
     CancelledError between two calls once ``cancelled()`` holds. ``rows`` as in ``marked``.
     """
     marks = marked(method.predict, modules, data, counting, rows, cancelled)
-    return counting.count(marks, [data.y.cpu().numpy()])
+    tally = counting.count(marks, [data.y.cpu().numpy()])
+    note(tally, marks)
+    return tally
 
 
 @torch.no_grad()

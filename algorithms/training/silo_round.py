@@ -34,7 +34,18 @@ from ..numerics.streams import stream
 from ..tasks.counting import Tally
 from ..tasks.task import histogram
 from .accountant import PrivateSilo, ReservedSteps
-from .loop import PLAIN, Modules, Stepper, batch_coupled, evaluate, never, silent, train
+from .loop import (
+    PLAIN,
+    Modules,
+    Note,
+    Stepper,
+    batch_coupled,
+    evaluate,
+    never,
+    silent,
+    train,
+    unnoted,
+)
 from .plain_round import ClearRound, Side
 from .work import LocalWork, work_of
 
@@ -108,12 +119,14 @@ def local_round(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
     caution: Caution | None = None,
+    note: Note = unnoted,
 ) -> RoundOutcome:
     """Run round ``round_`` of silo ``client`` from ``state``; no argument is changed.
 
     ``way`` trains in a plain job; a private job takes ``private`` and ignores ``way``. The model is
     trained on the ``device``, and records go there batch by batch unless they are there already;
-    states and contributions stay on the host. With ``caution`` a delivery that may be made to leak
+    states and contributions stay on the host. ``note`` is told of each evaluation. With
+    ``caution`` a delivery that may be made to leak
     records (algorithms/leaks/traps.py) raises TrapError before anything is trained.
     """
     check_private(job, private, device)
@@ -141,7 +154,7 @@ def local_round(
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
-    seen_delivered = evaluate(method, modules, test_data, job.counting, rows, cancelled)
+    seen_delivered = evaluate(method, modules, test_data, job.counting, rows, cancelled, note)
     side.evaluated(modules)
     side.measure(modules, train_data)
 
@@ -177,7 +190,7 @@ def local_round(
     # A model that did not move, such as one whose step is the coordinator's, counts as before.
     seen_trained = seen_delivered
     if not _equal(began, trained.parts):
-        seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask)
+        seen_trained = evaluate(method, modules, test_data, job.counting, rows, ask, note)
     # Either way: that it did not move may depend on records.
     side.evaluated(modules)
     report = RoundReport(
@@ -334,6 +347,7 @@ def look(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
     cancelled: Callable[[], bool] = never,
+    note: Note = unnoted,
 ) -> Evaluation:
     """Evaluate the model with which round ``round_`` would begin at this silo.
 
@@ -358,9 +372,10 @@ def look(
     # One set of modules holds both models, one after the other: GPU memory is not taken twice.
     modules = to_modules(method, client, fresh, device)
     sides = [data for data in (test_data, validation_data) if data is not None]
-    new = [evaluate(method, modules, data, job.counting, None, cancelled) for data in sides]
+    seen = partial(evaluate, counting=job.counting, cancelled=cancelled, note=note)
+    new = [seen(method, modules, data) for data in sides]
     load_values(modules, state, device)
-    old = [evaluate(method, modules, data, job.counting, None, cancelled) for data in sides]
+    old = [seen(method, modules, data) for data in sides]
     return Evaluation(fresh, *map(Seen, new, old))
 
 
@@ -376,6 +391,7 @@ def final_round(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
     cancelled: Callable[[], bool] = never,
+    note: Note = unnoted,
 ) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
@@ -396,6 +412,7 @@ def final_round(
         private=private,
         device=device,
         cancelled=cancelled,
+        note=note,
     )
     return RoundOutcome(kept(method, state, last, trained), {}, final_report(job, last))
 

@@ -71,10 +71,10 @@ def to_bytes(contributions: Contributions) -> bytes:
     """
     metadata = {START: str(contributions.start)}
     # Only private jobs have taints.
-    taints = _flat(contributions.taints)
+    taints = flattened(contributions.taints)
     if taints:
         metadata[TAINTS] = taints_to_text(taints)
-    return tensor_file.to_bytes(_flat(contributions.tensors), metadata)
+    return tensor_file.to_bytes(flattened(contributions.tensors), metadata)
 
 
 def read(path: Path) -> Contributions:
@@ -82,23 +82,34 @@ def read(path: Path) -> Contributions:
 
     Without a start in the file it is UNSAID.
     """
-    tensors, metadata = tensor_file.read(path)
+    return _of_file(*tensor_file.read(path), str(path))
+
+
+def from_bytes(data: bytes, origin: str) -> Contributions:
+    """Like ``read``, for a file's bytes; ``origin`` names it in errors."""
+    return _of_file(*tensor_file.from_bytes(data, origin), origin)
+
+
+def _of_file(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], origin: str
+) -> Contributions:
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
         start = int(metadata.get(START, UNSAID))
     except ValueError as error:
         raise LocalError(
-            f"{path}: cannot read it: {error}; restore the silo's folder from a backup"
+            f"{origin}: cannot read it: {error}; restore the silo's folder from a backup"
         ) from error
-    return Contributions(_by_part(tensors), _by_part(taints), start)
+    return Contributions(by_part(tensors), by_part(taints), start)
 
 
-def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+def flattened(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     """The values by ``part/name``."""
     return {f"{part}/{name}": value for part, own in values.items() for name, value in own.items()}
 
 
-def _by_part(flat: Mapping[str, T]) -> dict[str, dict[str, T]]:
+def by_part(flat: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """The inverse of ``flattened``."""
     found: dict[str, dict[str, T]] = {}
     for key, value in flat.items():
         part, _, name = key.partition("/")

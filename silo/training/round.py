@@ -1,6 +1,7 @@
 """A round of an admitted job at this silo, without the network: deliver, train, keep.
 
-Blocking, in the trainer.
+Blocking, in the trainer. The round itself is computed in this process or in others (launched.py);
+all that is kept is kept here.
 
 All of it begins from the state after the last round that counted; the coordinator says which that
 is (silo/job_folder.py).
@@ -21,7 +22,6 @@ from ...algorithms.method import initial_state
 from ...algorithms.tasks.task import histogram
 from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.left_out import apart, encoded, with_left
-from ...algorithms.training.silo_round import final_round, local_round
 from ...bundle.making import ModelMaker
 from ...errors import CancelledError, LocalError, StaddleError, UnwritableError
 from ...files.packages import others_code
@@ -30,7 +30,7 @@ from ..admission.checks import Admitted
 from ..job_folder import JobFolder
 from ..parts.contributions import Contributions
 from ..parts.tensors import flat
-from .trainer import TrainingDevice
+from .trainer import SiloRound, TrainingDevice, TrainingPlace
 
 Delivered = Mapping[str, Mapping[str, Tensor]]
 
@@ -48,7 +48,7 @@ class JobTraining:
     threads: int
     cancelled: Callable[[], bool]
     private: PrivateSilo | None = None  # what pays for a private job
-    place: TrainingDevice = field(default_factory=TrainingDevice)
+    place: TrainingPlace = field(default_factory=TrainingDevice)
     caution: Caution = field(default_factory=Caution)
 
     def train(self, round_: int, counted: int, delivered: Delivered) -> Contributions:
@@ -56,25 +56,10 @@ class JobTraining:
 
         State and contributions are on the disk when it returns. CancelledError if it was stopped.
         """
-        torch.set_num_threads(self.threads)
-        job, method = self.admitted.job, self.admitted.job.method()
+        job = self.admitted.job
         # Starts from the last round that counted, as if the silo had been away since.
-        here, (state, before) = self.place.of(self.admitted), apart(self._state(counted))
-        outcome = local_round(
-            method,
-            job,
-            state,
-            round_,
-            delivered,
-            here.train,
-            here.test,
-            self.silo,
-            way=here.way,
-            cancelled=self.cancelled,
-            private=self.private,
-            device=here.device,
-            caution=self.caution,
-        )
+        state, before = apart(self._state(counted))
+        outcome = self.place.outcome(self._asked(round_, state, counted, delivered))
 
         # The gate hides the parts of a blind job, and takes them whole.
         parts = {part.name: part for part in job.up(round_)}
@@ -105,24 +90,30 @@ class JobTraining:
 
         The job is finished here once its model is on the disk. CancelledError if it was stopped.
         """
-        torch.set_num_threads(self.threads)
-        job, here = self.admitted.job, self.place.of(self.admitted)
         state, _ = apart(self._state(counted))
-        outcome = final_round(
-            job.method(),
-            job,
-            state,
-            delivered,
-            here.train,
-            here.test,
-            self.silo,
-            trained=counted > 0,
-            private=self.private,
-            device=here.device,
-            cancelled=self.cancelled,
+        outcome = self.place.outcome(
+            self._asked(self.admitted.job.length, state, counted, delivered)
         )
+        # The model is measured here, wherever it was trained.
+        torch.set_num_threads(self.threads)
         self._keep(outcome.state, maker)
         self.folder.finish(outcome.report, self._facts())
+
+    def _asked(
+        self, round_: int, state: SiloState, counted: int, delivered: Delivered
+    ) -> SiloRound:
+        return SiloRound(
+            self.admitted,
+            self.silo,
+            round_,
+            state,
+            delivered,
+            self.threads,
+            trained=counted > 0,
+            private=self.private,
+            caution=self.caution,
+            cancelled=self.cancelled,
+        )
 
     def _keep(self, state: SiloState, maker: Callable[[], ModelMaker]) -> None:
         admitted = self.admitted

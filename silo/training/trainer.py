@@ -14,20 +14,26 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
 from ... import log
+from ...algorithms.course import SiloState
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.cuda_graphs import way_on
+from ...algorithms.exchange.delivery import Results
+from ...algorithms.job.job import Job
+from ...algorithms.leaks.traps import Caution
 from ...algorithms.models.build import draws_randomly
 from ...algorithms.numerics.devices import CPU, Precision, check_precision, find
-from ...algorithms.training.loop import Stepper
+from ...algorithms.training.accountant import PrivateSilo
+from ...algorithms.training.loop import Note, Stepper, never, unnoted
+from ...algorithms.training.silo_round import RoundOutcome, final_round, local_round
 from ...errors import LocalError, StaddleError
-from ..admission.checks import Admitted
 
 MAX_TEXT = 500  # characters of an error's text
 
@@ -97,6 +103,54 @@ class Trainer:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+class JobRecords(Protocol):
+    """A job and this silo's records for it, such as an admitted job."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        ...
+
+    @property
+    def train(self) -> Dataset:
+        """The records that it trains on."""
+        ...
+
+    @property
+    def test(self) -> Dataset:
+        """The records that it is tested on."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SiloRound:
+    """All that a round of a silo is computed from, wherever that is.
+
+    Round ``job.length`` is the final one, which trains nothing; ``trained`` says whether the silo
+    has ever taken part in a round. ``note`` is told of each evaluation.
+    """
+
+    of: JobRecords
+    silo: str
+    round: int
+    state: SiloState
+    delivered: Results
+    threads: int = 1
+    trained: bool = True
+    private: PrivateSilo | None = None
+    caution: Caution = field(default_factory=Caution)
+    cancelled: Callable[[], bool] = never
+    note: Note = unnoted
+
+
+class TrainingPlace(Protocol):
+    """Where rounds are computed: in this process, or in others that it starts."""
+
+    def outcome(self, asked: SiloRound) -> RoundOutcome:
+        """What comes of a round; CancelledError if it was stopped."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingInput:
     """The means of one round of one job: training device, precision and the records."""
@@ -120,9 +174,30 @@ class TrainingDevice:
     ) -> None:
         self._device, self._precision, self._graphs = find(device), precision, graphs
         check_precision(self._device, precision)
-        self._held: tuple[Admitted, TrainingInput] | None = None
+        self._held: tuple[JobRecords, TrainingInput] | None = None
 
-    def of(self, admitted: Admitted) -> TrainingInput:
+    def outcome(self, asked: SiloRound) -> RoundOutcome:
+        """Compute a round here, on the device."""
+        torch.set_num_threads(asked.threads)
+        job, here = asked.of.job, self.of(asked.of)
+        compute: Callable[..., RoundOutcome] = partial(final_round, trained=asked.trained)
+        if asked.round < job.length:
+            compute = partial(local_round, round_=asked.round, way=here.way, caution=asked.caution)
+        return compute(
+            method=job.method(),
+            job=job,
+            state=asked.state,
+            delivered=asked.delivered,
+            train_data=here.train,
+            test_data=here.test,
+            client=asked.silo,
+            private=asked.private,
+            device=here.device,
+            cancelled=asked.cancelled,
+            note=asked.note,
+        )
+
+    def of(self, admitted: JobRecords) -> TrainingInput:
         """The means for a round of the job.
 
         On a GPU, they are kept until another job comes.
@@ -142,7 +217,7 @@ class TrainingDevice:
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
 
-    def _taken(self, admitted: Admitted) -> tuple[Dataset, Dataset]:
+    def _taken(self, admitted: JobRecords) -> tuple[Dataset, Dataset]:
         try:
             return admitted.train.to(self._device), admitted.test.to(self._device)
         except torch.OutOfMemoryError as error:

@@ -241,3 +241,23 @@ def test_what_is_no_address_is_refused(address):
 def test_a_port_in_superscript_is_refused():
     with pytest.raises(LocalError):
         checked_address("host:²")
+
+
+LAUNCHED = {
+    'command = ["srun", "{order}"]': 'command and launcher = "command" go together',
+    'launcher = "command"': 'command and launcher = "command" go together',
+    'launcher = "command"\ncommand = ["srun", "train"]': "command has no {order}",
+    'environment = ["SLURM_CONF"]': "environment is for trainer processes",
+    'launcher = "slurm"': "training.launcher = 'slurm'",
+}
+
+
+@pytest.mark.parametrize("lines", LAUNCHED)
+def test_launchers_that_contradict_themselves_are_refused(load, lines):
+    with refused(re.escape(LAUNCHED[lines])):
+        load(f"{TEXT}[training]\n{lines}\n")
+
+
+def test_orders_are_in_the_silos_own_folder(load):
+    config = load(TEXT + '[training]\nlauncher = "process"\n')
+    assert config.training.orders == config.directory / "orders"
