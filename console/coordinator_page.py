@@ -91,7 +91,8 @@ def silo_lines(
 ) -> list[SiloLine]:
     """All silos of the roster; which are connected is not known where no coordinator runs."""
     running = [job for job in status.jobs if job.stage not in IDLE]
-    lines = []
+    # A ledger that is not verified yet says nothing.
+    said, lines = facts or CoordinatorFacts("", 0.0), []
     for entry in roster.having(Role.SILO):
         codes = [job.dropped[entry.id] for job in running if entry.id in job.dropped]
         live = status.live.silos.get(entry.id)
@@ -108,8 +109,8 @@ def silo_lines(
                 state=state,
                 is_away=near is False or (LOST in codes and not near),
                 live=live or SiloSeen(connected=False),
-                heard=facts.heard.get(entry.id, "") if facts else "",
-                bytes=facts.sent[entry.id] if facts else 0,
+                heard=said.heard.get(entry.id, ""),
+                bytes=said.sent[entry.id],
                 waits=tuple(_awaited(job) for job in running if entry.id in job.missing),
             )
         )
@@ -195,7 +196,7 @@ def _curves(
             if model in WORDS:
                 series.setdefault(name, {}).setdefault(WORDS[model], []).append((number, value))
     score = counting.score
-    names = {score.key: score.axis, **{k: v for k, v in NAMES.items() if k != score.key}}
+    names = {**NAMES, score.key: score.axis}
     for name in sorted(series, key=lambda name: name != score.key):
         form = SHARE if name == score.key and score.share else NUMBER
         drawn = curve(names.get(name, name), dict[str, Points](series[name]), form)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ..files.documents import parse_json, read_bytes, unwritable
 from ..files.portable import check_runs_daemons, resource
 from ..metrics import exporter as metrics
 from ..metrics.exporter import TlsFiles
-from ..proto.channel import SERVER_OPTIONS, require_tls13
+from ..proto.channel import SERVER_OPTIONS, require_tls13, software
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.membership_pb2_grpc import (
     add_EnrolmentServicer_to_server,
@@ -218,15 +217,13 @@ async def serving(state: OpenState, renewed: asyncio.Event) -> AsyncIterator[str
     for job, signed in new:
         daemon.add(job, signed)
     state.counts.show(partial(gauges, daemon, guard.limits), TlsFiles(*keys.tls_files))
-    watching = [*map(asyncio.create_task, (daemon.watch_silos(), state.lease.renew()))]
-    # If a watch fails, the daemon stops: silent silos would stay in their rounds for ever.
-    for watch in watching:
-        watch.add_done_callback(_raise)
+    watching = asyncio.gather(daemon.watch_silos(), state.lease.renew())
+    # If one fails, the daemon stops: silent silos would stay in their rounds for ever.
+    watching.add_done_callback(_raise)
     try:
         yield address
     finally:
-        for watch in watching:
-            watch.cancel()
+        watching.cancel()
         await health_service.enter_graceful_shutdown()
         # Polls end now: they wait for longer than the grace of the server.
         daemon.stopping = True
@@ -273,9 +270,9 @@ def _ledger(
 
 def _record_start(state: OpenState) -> None:
     roster = state.in_use.present
-    software, digest = f"staddle {version('staddle')}", rosters.digest(roster)
+    digest = rosters.digest(roster)
     state.ledger.append(
-        Serving(coordinator=roster.coordinator.id, software=software, roster=digest)
+        Serving(coordinator=roster.coordinator.id, software=software(), roster=digest)
     )
     # The roster of a very large federation is in its file alone.
     record = kept_rosters.record_of(roster)
@@ -378,8 +375,8 @@ def _listen(server: grpc.aio.Server, config: configs.CoordinatorConfig, in_use: 
         ) from error
 
 
-def _raise(task: asyncio.Task[None]) -> None:
-    """Hand the error of a task that should never end to the loop's handler."""
+def _raise(task: asyncio.Future[Any]) -> None:
+    """Hand the error of tasks that should never end to the loop's handler."""
     if not task.cancelled():
         task.result()
 

@@ -3,6 +3,8 @@
 import os
 import re
 import sys
+from functools import cache
+from importlib.metadata import version
 
 from ..errors import LocalError
 
@@ -86,6 +88,15 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Nor does one that makes no call: anybody may connect as a guest. Members reconnect.
     ("grpc.max_connection_idle_ms", 120_000),
 )
+
+
+@cache
+def software() -> str:
+    """Our name and version, as peers and ledgers have them.
+
+    It stays what it was when this process first asked, whatever is installed meanwhile.
+    """
+    return f"staddle {version('staddle')}"
 
 
 def client_options(name: str, proxy: str) -> list[tuple[str, int | str]]:

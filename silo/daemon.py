@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -20,7 +19,7 @@ from ..files.documents import read_bytes
 from ..files.portable import check_runs_daemons
 from ..files.watched_file import WatchedFile
 from ..metrics import exporter as metrics
-from ..proto.channel import checked_address
+from ..proto.channel import checked_address, software
 from ..security.identity import roster as rosters
 from ..security.identity.certificate import end_timestamp
 from ..security.identity.keys import (
@@ -209,8 +208,7 @@ async def _run(
     if "approvals" in files:
         digests["approvals"] = sha256(checked_file.to_json(files["approvals"].take())).hexdigest()
     # The ledger says under which policy everything behind this record left.
-    software = f"staddle {version('staddle')}"
-    start = Start(silo=silo, software=software, roster=digests["roster"], policy=policy.digest)
+    start = Start(silo=silo, software=software(), roster=digests["roster"], policy=policy.digest)
     ledger.append(start)
     ledger.put_in_force(policy.digest, policy.text)
     if not ledger.keep_roster(roster):

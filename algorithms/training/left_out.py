@@ -10,6 +10,7 @@ keeps sees it.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ...errors import LocalError
@@ -19,6 +20,7 @@ from ..exchange.delivery import Results
 from ..exchange.parts import Part, Tensors, value_fault
 
 LEFT = "@left/"  # in ``SiloState.extra``: a method's own names have no "@"
+NOTHING = torch.zeros(())
 
 
 def encoded(
@@ -46,8 +48,7 @@ def _coded(part: Part, laid: Tensors, left: dict[str, Tensor], came: Results) ->
         if not codable(spec):
             made[spec.name] = value
             continue
-        wanted = value - base[spec.name] if part.codec.compares else value
-        wanted = wanted + left[key] if key in left else wanted
+        wanted = value - base.get(spec.name, NOTHING) + left.get(key, NOTHING)
         own, stands_for = part.codec.encode(spec, wanted)
         made |= own
         if part.codec.feeds_back:

@@ -205,15 +205,16 @@ def _copy_at(path: Path) -> sqlite3.Connection:
 
 def _taken(folder: Path, directory: Path, jobs: list[str]) -> dict[Path, BinaryIO]:
     """Link the files of these jobs; those that cannot be linked are open, by where they go."""
-    opened: dict[Path, BinaryIO | None] = {}
+    opened = {}
     for job in jobs:
         # Names with a dot in front are of files that are still written.
         for path in sorted((directory / JOBS / job).glob("[!.]*")):
             target = _place(folder, directory, path)
             # One that goes meanwhile is rubbish, or the database changes.
             with suppress(FileNotFoundError):
-                opened[target] = _take(path, target)
-    return {target: file for target, file in opened.items() if file is not None}
+                if (file := _take(path, target)) is not None:
+                    opened[target] = file
+    return opened
 
 
 def _place(folder: Path, directory: Path, path: Path) -> Path:

@@ -123,15 +123,15 @@ async def vacant(directory: Path, stopped: asyncio.Future[str], *, standby: bool
     while seen is not None and not stopped.done() and (standby or not held(directory)):
         await asyncio.wait({stopped}, timeout=LOOK_SECONDS)
         found = _sign_of_life(directory)
-        if found == seen and time.monotonic() - since >= LEASE_SECONDS:
+        if found != seen:
+            if found is not None and not standby:
+                raise LocalError(
+                    f"{directory / FILE}: a coordinator on another machine serves from this folder;"
+                    " stop it first, or wait for its end with --standby"
+                )
+            seen, since = found, time.monotonic()
+        elif time.monotonic() - since >= LEASE_SECONDS:
             return
-        if found not in (seen, None) and not standby:
-            raise LocalError(
-                f"{directory / FILE}: a coordinator on another machine serves from this folder;"
-                " stop it first, or wait for its end with --standby"
-            )
-        since = since if found == seen else time.monotonic()
-        seen = found
 
 
 def _sign_of_life(directory: Path) -> object:

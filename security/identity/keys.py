@@ -341,8 +341,7 @@ def load_keys(
     Of several TLS keys it is the one whose entry is ``among`` those of a roster, else the first.
     ``renewed`` is as for ``held_keys``.
     """
-    held = held_keys(folder, renewed)
-    return next((keys for keys in held if keys.entry in among), held[0])
+    return max(held_keys(folder, renewed), key=lambda keys: keys.entry in among)
 
 
 def held_keys(folder: Path, renewed: Path | None = None) -> tuple[Keys, ...]:

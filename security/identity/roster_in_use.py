@@ -90,8 +90,8 @@ class RosterInUse:
     @property
     def keys(self) -> Keys:
         """Our keys, with the TLS key that the present roster has; the first where it has none."""
-        held = self.held(self.present)
-        return next((keys for keys in held if keys.entry in self.present.entries), held[0])
+        entries = self.present.entries
+        return max(self.held(self.present), key=lambda keys: keys.entry in entries)
 
     def offered(self, roster: Roster) -> bool:
         """Whether a roster, from anybody, is another one than the present, which it may follow.

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from importlib.metadata import version
 
 from google.protobuf.message import Message
 
@@ -20,7 +19,7 @@ from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError, StaddleError
 from ...proto import federation_pb2 as pb
 from ...proto import membership_pb2
-from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN
+from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, software
 from ...security.blind.plan import RoundPlan
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import utc_now
@@ -179,7 +178,7 @@ class CoordinatorSession:
             protocol_max=PROTOCOL_MAX,
             roster_digest=bytes.fromhex(rosters.digest(self._roster)),
             challenge=challenge,
-            software=f"staddle {version('staddle')}",
+            software=software(),
             clock=int(utc_now().timestamp()),
         )
         self.count(request)

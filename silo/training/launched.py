@@ -92,7 +92,7 @@ class TrainerProcesses:
     command: tuple[str, ...]
     orders: Path
     on: DeviceTable
-    sources: Mapping[str, Mapping[str, Any]]
+    sources: Mapping[str, dict[str, Any]]
     dataset: str
     environment: tuple[str, ...] = ()
 
@@ -131,7 +131,7 @@ class TrainerProcesses:
             return None, None
         return pay(asked.of.job, asked.silo, asked.round, asked.of.train, asked.private)
 
-    def _source(self, asked: SiloRound) -> Mapping[str, Any] | None:
+    def _source(self, asked: SiloRound) -> dict[str, Any] | None:
         """The table of the job's data set, where records are read when they are used."""
         if isinstance(asked.of.train.x, LazyRecords):
             return self.sources[asked.of.job.dataset or self.dataset]

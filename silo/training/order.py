@@ -104,6 +104,8 @@ ENDS: Mapping[str, Callable[[str], StaddleError]] = {
     "peer": partial(PeerError, "coordinator"),
 }
 
+KINDS_OF_ENDS = {**dict(zip(ENDS.values(), ENDS, strict=True)), PeerError: "peer"}
+
 
 class DeviceTable(Strict):
     """On what a trainer trains, as [training] has it."""
@@ -206,7 +208,7 @@ class OrderFolder:
         asked: SiloRound,
         on: DeviceTable,
         paid: PaidAhead | None = None,
-        source: Mapping[str, Any] | None = None,
+        source: dict[str, Any] | None = None,
     ) -> None:
         """Write the order; UnwritableError where the disk does not take it.
 
@@ -225,7 +227,7 @@ class OrderFolder:
             weights=job.weights_file,
             limits=LimitsTable(**limits),
             paid=None if paid is None else PaidFile.of(paid),
-            source=None if source is None else dict(source),
+            source=source,
             on=on,
         )
         self._put_records(asked)
@@ -334,8 +336,7 @@ class OrderFolder:
 
     def fail(self, error: StaddleError) -> None:
         """Write why there is no outcome."""
-        kinds = {**ENDS, "peer": PeerError}
-        kind = next((name for name, own in kinds.items() if type(error) is own), "local")
+        kind = KINDS_OF_ENDS.get(type(error), "local")
         text = error.why if isinstance(error, PeerError) else str(error)
         self._end(OutcomeFile(kind=kind, text=text))
 

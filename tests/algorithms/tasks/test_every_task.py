@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.other_tasks import MODELS, TASKS, document, shards
+from support.other_tasks import MODELS, SILOS, TASKS, document, shards
 from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
@@ -77,8 +77,10 @@ def learnt(kind, first, last):
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("method", ANY)
 def test_methods_learn_and_the_engines_agree(kind, method):
-    job = make(kind, method)
-    records = {silo: Records(*sides) for silo, sides in shards(kind).items()}
+    # a step of convolutions at each position takes five times that of a perceptron
+    silos = SILOS[:3] if kind == "segmentation" else SILOS
+    job = make(kind, method, silos=list(silos))
+    records = {silo: Records(*sides) for silo, sides in shards(kind, silos).items()}
     serial = Simulation(job, Serial(job, records))
     first = serial.step().reports
     while serial.round < job.length - 1:
