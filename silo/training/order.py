@@ -104,7 +104,8 @@ ENDS: Mapping[str, Callable[[str], StaddleError]] = {
     "peer": partial(PeerError, "coordinator"),
 }
 
-KINDS_OF_ENDS = {**dict(zip(ENDS.values(), ENDS, strict=True)), PeerError: "peer"}
+KINDS_OF_ENDS: dict[object, str] = dict(zip(ENDS.values(), ENDS, strict=True))
+KINDS_OF_ENDS[PeerError] = "peer"
 
 
 class DeviceTable(Strict):
