@@ -217,13 +217,15 @@ async def serving(state: OpenState, renewed: asyncio.Event) -> AsyncIterator[str
     for job, signed in new:
         daemon.add(job, signed)
     state.counts.show(partial(gauges, daemon, guard.limits), TlsFiles(*keys.tls_files))
-    watching = asyncio.gather(daemon.watch_silos(), state.lease.renew())
-    # If one fails, the daemon stops: silent silos would stay in their rounds for ever.
-    watching.add_done_callback(_raise)
+    watching = [*map(asyncio.create_task, (daemon.watch_silos(), state.lease.renew()))]
+    # If a watch fails, the daemon stops: silent silos would stay in their rounds for ever.
+    for watch in watching:
+        watch.add_done_callback(_raise)
     try:
         yield address
     finally:
-        watching.cancel()
+        for watch in watching:
+            watch.cancel()
         await health_service.enter_graceful_shutdown()
         # Polls end now: they wait for longer than the grace of the server.
         daemon.stopping = True
@@ -375,8 +377,8 @@ def _listen(server: grpc.aio.Server, config: configs.CoordinatorConfig, in_use: 
         ) from error
 
 
-def _raise(task: asyncio.Future[Any]) -> None:
-    """Hand the error of tasks that should never end to the loop's handler."""
+def _raise(task: asyncio.Task[None]) -> None:
+    """Hand the error of a task that should never end to the loop's handler."""
     if not task.cancelled():
         task.result()
 
