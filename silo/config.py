@@ -88,7 +88,7 @@ from ..security.identity.roster_in_use import RosterInUse
 from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
 
-Launcher = Literal["thread", "process", "torchrun", "command"]
+Launcher = Literal["thread", "process", "command"]
 
 
 class Training(Strict):

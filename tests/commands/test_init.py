@@ -64,6 +64,9 @@ TOLD = {
     ("model", "outputs"): "outputs = 1",
     ("task", "gamma"): "gamma = 2.0",
     ("metrics", "torchmetrics"): "torchmetrics = [{ name",
+    ("transport", "keep"): "keep = 0.05",
+    ("training", "command"): 'command = ["srun"',
+    ("training", "environment"): "environment = [",
 }
 
 

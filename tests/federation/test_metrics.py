@@ -44,8 +44,9 @@ def test_both_sides_count_what_happened(start, document):
     files = running.federation
     local_federation.write_coordinator(files, ["counted"], TIMING)
     coordinator = launch(running, "coordinator", "staddle.coordinator", files.coordinator_config)
-    running.address = str(coordinator.wait_for("listening", 60)["address"])
     ours = coordinator.wait_for("metrics.listening", 60)["address"]
+    running.address = str(coordinator.wait_for("listening", 60)["address"])
+    coordinator.wait_for("ready", 60)
     idle = scrape(ours)
     assert idle['coordinator_silo_connected{silo="north"}'] == 0
     assert idle['coordinator_jobs{stage="admitting"}'] == 1
@@ -115,5 +116,7 @@ def test_both_sides_count_what_happened(start, document):
     assert scrape(theirs["north"])["silo_connected"] == 0
     # What the last round said is known to the next process, too.
     again = running.launch("coordinator", ("-m", "staddle.coordinator"), files.coordinator_config)
-    found = scrape(again.wait_for("metrics.listening", 60)["address"])
+    address = again.wait_for("metrics.listening", 60)["address"]
+    again.wait_for("ready", 60)
+    found = scrape(address)
     assert found[accuracy] == last["measures"][model]["accuracy"]

@@ -93,8 +93,8 @@ def daemons(start, document):
     local_federation.write_coordinator(files, ["scraped"], TIMING)
     files.coordinator_config.write_text(files.coordinator_config.read_text() + METRICS)
     coordinator = running.start_daemon("coordinator")
-    running.address = str(coordinator.wait_for("listening", SECONDS)["address"])
     places = {"coordinator": coordinator.wait_for("metrics.listening", SECONDS)["address"]}
+    running.address = str(coordinator.wait_for("listening", SECONDS)["address"])
     running.write_silo("north")
     config = files.silo_config("north")
     config.write_text(config.read_text() + METRICS)

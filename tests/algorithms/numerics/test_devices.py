@@ -216,7 +216,7 @@ def test_what_is_there_is_not_copied(make_data):
 
 
 def test_too_little_memory_is_said(make_job, make_data, monkeypatch):
-    def greedy(*_):
+    def greedy(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
     job, data = make_job(), make_data(9)

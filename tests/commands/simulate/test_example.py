@@ -80,6 +80,7 @@ def test_it_has_every_key_of_a_simulations_own_tables_with_its_default():
         "security",
         "privacy",
         "purpose",
+        "transport",
     }
     told = {"seed", "method", "round_timeout", "quorum"}
     assert own - told == everything.keys()
