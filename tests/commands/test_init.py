@@ -65,8 +65,8 @@ TOLD = {
     ("task", "gamma"): "gamma = 2.0",
     ("metrics", "torchmetrics"): "torchmetrics = [{ name",
     ("transport", "keep"): "keep = 0.05",
-    ("training", "command"): 'command = ["srun"',
-    ("training", "environment"): "environment = [",
+    ("training", "command"): 'command = ["srun',
+    ("training", "environment"): 'environment = ["CUDA_VISIBLE_DEVICES',
 }
 
 
