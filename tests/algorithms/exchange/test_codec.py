@@ -182,3 +182,13 @@ def test_a_region_of_what_is_not_coded_is_a_view_of_it():
         region = c.region_of(read, "a", "x", slice(2, 4))
         assert region.data_ptr() == value[2:].data_ptr()
         assert region.tolist() == [2.0, 3.0]
+
+
+def test_a_change_at_the_largest_number_stays_finite():
+    base = torch.full((2, 2), torch.finfo(torch.float32).max)
+    given = {
+        "w@indices": torch.tensor([3], dtype=torch.int32),
+        "w@values": torch.tensor([2.0**120]),
+    }
+    decoded = c.Decoded(lambda _, name: given[name], {"w": base})
+    assert torch.equal(decoded("a", "w"), base)
