@@ -20,6 +20,21 @@ pytestmark = [
 SILOS = ("north", "east", "south")
 ROUNDS = 2000  # more than a test waits for
 PATIENCE = 90_000.0  # milliseconds
+# of one silo: the others wait for it, and the processor is the pages' and the browser's
+SLOW = """
+import asyncio
+from staddle.commands.main import single
+from staddle.silo.plain_rounds import PlainRounds
+
+fetch = PlainRounds.fetch
+
+async def slowly(self, *given):
+    await asyncio.sleep(0.5)
+    return await fetch(self, *given)
+
+PlainRounds.fetch = slowly
+single("silo.agent:run")
+"""
 PAGES = {
     "coordinator": ("/", "/jobs/long", "/log"),
     "north": ("/", "/jobs", "/privacy", "/data", "/models", "/checks", "/report", "/log"),
@@ -51,7 +66,8 @@ def world(tmp_path_factory, fork_server):
         config = files.coordinator_config
         operator = local_federation.write_operator(files, made.address)
         made.start_daemon("coordinator")
-        for silo in SILOS:
+        made.launch("east", ("-c", SLOW), files.silo_config("east"))
+        for silo in ("north", "south"):
             made.start_daemon(silo)
         playwright = stack.enter_context(api.sync_playwright())
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
