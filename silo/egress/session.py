@@ -84,7 +84,7 @@ class SessionCounts:
         Returns its leaf hash, which nobody can guess before: it covers a nonce made with our key.
         """
         # One record per session and not per message: a year has millions of polls (rule 32).
-        await self.close()
+        self.close()
         head = self._ledger.head
         place = head.seq + 1 if head else 0
         record = ControlOpen(
@@ -119,13 +119,12 @@ class SessionCounts:
         self.size += size
         return ""
 
-    async def close(self) -> None:
-        """Write the totals of the session, if one is open."""
+    def close(self) -> None:
+        """Write the totals of an open session, in this thread: whoever is cancelled writes them."""
         if self._ref is not None:
             # Cleared first, so that a ledger that fails is not written again.
             ref, self._ref = self._ref, None
-            record = ControlClose(ref=ref, messages=self.messages, bytes=self.size)
-            await asyncio.to_thread(self._ledger.append, record)
+            self._ledger.append(ControlClose(ref=ref, messages=self.messages, bytes=self.size))
 
 
 class CoordinatorSession:
@@ -201,7 +200,7 @@ class CoordinatorSession:
 
     async def end(self) -> None:
         """Write the totals of the session's control messages."""
-        await self._counts.close()
+        self._counts.close()
 
     async def close(self) -> None:
         """End the session and the channel.

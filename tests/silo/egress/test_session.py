@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from unittest import mock
 
@@ -75,6 +77,24 @@ def test_every_control_message_is_counted_and_the_totals_are_written(world):
     assert closed["bytes"] == sum(m.ByteSize() for m in sent)
     assert kinds(stored(world.path)).count("control.close") == 1
     assert world.audited().open_control is None
+
+
+def test_a_greeting_that_is_cancelled_leaves_the_totals_of_the_session_before(world):
+    async def scenario():
+        loop, busy = asyncio.get_running_loop(), threading.Event()
+        with ThreadPoolExecutor(max_workers=1) as only:
+            await world.gate.session.hello()
+            loop.set_default_executor(only)
+            only.submit(busy.wait)
+            greeting = asyncio.create_task(world.gate.session.hello())
+            await asyncio.sleep(0)
+            greeting.cancel()
+            await asyncio.wait({greeting})
+            busy.set()
+
+    asyncio.run(scenario())
+    assert kinds(stored(world.path))[:2] == ["control.open", "control.close"]
+    assert stored(world.path)[1]["messages"] == 1
 
 
 def test_a_new_session_closes_the_one_before(world):
