@@ -25,18 +25,32 @@ d_m. Numbers are the paper's:
 
     φ ← Σ_{i in the cohort} p_i φ_i, p_i = n_i / Σ n                                (Alg. 1 line 15)
 
-Where this differs from the paper:
-- L_CE^j of a middle block is nowhere defined. ``aux_ce = "head"``, the default, is a private linear
-  head on φ^j(x) (deep supervision); "prototype" has the logits -‖σ^j(C_{g,k}) - φ^j(x)‖² over the
-  classes with a prototype; "none" leaves the term out. Neither heads nor adapters leave a silo or
-  take part in a prediction.
-- ``reduction = "mean"``: R is the mean over batch and features, since with μ = 1 the sum of Eqs. 5
-  and 8 outweighs everything; "sum" sums over both, batch by batch.
+Readings, where the paper leaves a choice:
+- L_CE^j of a middle block is nowhere defined. ``aux_ce = "model"``, the default, takes the model's
+  own cross-entropy: Algorithm 1 trains θ_i and the adapter alone (lines 11 and 12), and Table 8
+  counts the adapters as all that is stored besides. "head" is a private linear head on φ^j(x) (deep
+  supervision); "prototype" has the logits -‖σ^j(C_{g,k}) - φ^j(x)‖² over the classes with a
+  prototype; "none" leaves the term out. Neither heads nor adapters leave a silo or take part in a
+  prediction.
 - Eq. 4 is undefined where a silo lacks a class. Weights are renormalised class by class over the
   cohort: "class_count" by n_ik, the exact class mean; "paper_p" by p_i. So are those of line 15.
 - A class that no silo of the last cohort holds has no prototype, in round 0 no class has: R leaves
   its samples out and counts them as zero; λ stays. The prototypes of round t describe φ^{t-1}, as
   in Algorithm 1.
+- Line 17 of Algorithm 1 has φ_i^t, which line 8 made equal; φ_i^{t+1} is meant. Pairs never trained
+  together count as 0.
+- Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
+- Adapter and head of a block that is not supervised stay as they are, without weight decay.
+- The learning rate decays by 0.99, which the job says: ``training.schedule``
+  (algorithms/job/lr_schedule.py).
+
+Deviations, each of which an option takes back:
+- ``reduction = "mean"``: R is the mean over batch and features, since with μ = 1 the sum of Eqs. 5
+  and 8 outweighs everything; "sum", the paper's, sums over both, batch by batch.
+- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. The paper's, of "raw" weights, hardly
+  differs between pairs: all start from one backbone.
+
+What security asks:
 - ``sampling = "balanced"``, the default, deals out blocks at random from a stream that all know, so
   nothing leaves a silo for it; groups differ by at most one, the larger ones at deeper blocks.
   "algorithm2" is the paper's clustering and needs cosines between backbones; "full" supervises all
@@ -45,19 +59,12 @@ Where this differs from the paper:
   stays away leaves groups that may differ by more than one. Where fewer are drawn than there are
   middle blocks, the shallowest are supervised by nobody, in no round. That is allowed: Algorithm 2
   prefers deep blocks too, and each silo still has its own block.
-- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. The paper's, of "raw" weights, hardly
-  differs between pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8
-  made equal; φ_i^{t+1} is meant. Pairs never trained together count as 0.
 - ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In
   the clear its map is public, one a job (algorithms/exchange/count_sketch.py); blind it is secret,
   another one each round (security/blind/rotated_sketch.py). Over the maps a cosine c comes out as c
   on average with a standard deviation of √((1 + c²) / sketch) at most: for 256 numbers, |φ| =
   74,880 and 1,000 random pairs it was off by .049 on average and .24 at most at a cosine of 0, .051
   and .25 at 0.3. Cosines of "raw" weights differ by about as much: take ``sketch = 0`` with them.
-- Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
-- Adapter and head of a block that is not supervised stay as they are, without weight decay.
-- The paper's learning rate decays by 0.99, which the job says: ``training.schedule``
-  (algorithms/job/lr_schedule.py).
 
 Wire list:
 
@@ -157,8 +164,8 @@ class FedAIMSOptions(Strict):
     """The vectors that Algorithm 2 compares; the paper's is "raw"."""
     sketch: Annotated[int, Field(strict=True, ge=0, le=65_536)] = 256
     """Numbers that stand for a direction in Algorithm 2; 0 is all of it, the paper's."""
-    aux_ce: Literal["head", "prototype", "none"] = "head"
-    """Cross-entropy of a middle block; the paper leaves it open."""
+    aux_ce: Literal["model", "head", "prototype", "none"] = "model"
+    """L_CE^j of a middle block, which the paper leaves open; "model" is the model's own."""
     mu: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
     """μ of Eqs. 6 and 7, 1 in the paper; 0.1 did better in short jobs on the digits."""
     main_weight: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
@@ -173,7 +180,7 @@ class FedAIMS(Method):
     """A shared backbone whose middle blocks are supervised too."""
 
     name = "fedaims"
-    version = 1
+    version = 2
     needs_classes = "averages features class by class"
     options_model = FedAIMSOptions
     options: FedAIMSOptions
@@ -351,20 +358,22 @@ class FedAIMS(Method):
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
-        main = self.setting.task.losses(parts["classifier"](features[-1]), y)
+        own = self.setting.task.losses(parts["classifier"](features[-1]), y)  # L_CE of the model
         # Records of a class without a prototype have R = 0.
-        main = main + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
+        main = own + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
         auxiliary = torch.zeros_like(main)
         for j in blocks:
             feature, adapter = features[j - 1], parts[f"adapter{j}"]
             regulariser = self.distance(adapter(target), feature) * has  # (8)
             auxiliary = auxiliary + self.options.mu * regulariser  # (7)
-            if self.options.aux_ce == "head":
+            if self.options.aux_ce == "model":
+                auxiliary = auxiliary + own  # (7)
+            elif self.options.aux_ce == "head":
                 logits = parts[f"head{j}"](feature)
                 auxiliary = auxiliary + self.setting.task.losses(logits, y)  # (7)
             elif self.options.aux_ce == "prototype":
-                own = prototype_cross_entropy(adapter, prototypes, known, feature, y)
-                auxiliary = auxiliary + own  # (7)
+                nearest = prototype_cross_entropy(adapter, prototypes, known, feature, y)
+                auxiliary = auxiliary + nearest  # (7)
         # The supervised blocks share 1 − λ, so this is (12) for one block and (2) for all.
         # (12), (2)
         return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary

@@ -220,6 +220,7 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
         norm = lambda v: (v**2).sum() * (len(x) if total else 1 / len(v))
         known = [k for k in range(3) if prototypes[k].any()]
         main = cross_entropy(modules["classifier"](features[-1])[None], torch.tensor([label]))
+        own = main
         if label in known:
             main = main + 0.5 * norm(prototypes[label] - features[-1])
         auxiliary = 0
@@ -227,7 +228,9 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
             adapter, feature = modules[f"adapter{j}"], features[j - 1]
             if label in known:
                 auxiliary = auxiliary + 0.5 * norm(adapter(prototypes[label]) - feature)
-            if aux_ce == "head":
+            if aux_ce == "model":
+                auxiliary = auxiliary + own
+            elif aux_ce == "head":
                 auxiliary = auxiliary + cross_entropy(
                     modules[f"head{j}"](feature)[None], torch.tensor([label])
                 )
@@ -240,7 +243,7 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
+@pytest.mark.parametrize("aux_ce", ["model", "head", "prototype", "none"])
 @pytest.mark.parametrize("sampling", ["balanced", "full"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_loss_and_gradients_are_those_of_the_equations(
@@ -273,13 +276,13 @@ def test_loss_and_gradients_are_those_of_the_equations(
 
 def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_finite(make, make_data):
     batch = make_data(6)
-    for aux_ce, trained in [("head", {"head"}), ("prototype", {"adapter"}), ("none", set())]:
+    for aux_ce in ("model", "head", "prototype", "none"):
         method = make({"aux_ce": aux_ce}).method()
         state = initial_state(method, "a")
         modules = to_modules(method, "a", state)
         (stage,) = method.stages(state, FACTS)
         (j,) = method.supervised(state, FACTS)
-        wanted = {"extractor", "classifier"} | ({f"head{j}"} if "head" in trained else set())
+        wanted = {"extractor", "classifier"} | ({f"head{j}"} if aux_ce == "head" else set())
         assert set(stage.trains) == wanted  # no adapter: weight decay would move it
         loss = stage.loss(modules, batch.x, batch.y, stage.context)
         by_hand = objective_by_hand(
@@ -305,7 +308,7 @@ def test_prototype_logits_by_hand():
 
 
 def test_the_unsupervised_blocks_stay_as_they_are(make, make_shards):
-    job = make(training={"weight_decay": 0.1, "momentum": 0.9})
+    job = make({"aux_ce": "head"}, training={"weight_decay": 0.1, "momentum": 0.9})
     method, (train, test) = job.method(), make_shards(job)["a"]
     state = with_prototypes(initial_state(method, "a"), torch.rand(3, 32))
     (j,) = method.supervised(state, FACTS)
@@ -337,7 +340,7 @@ def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_sha
 
 
 @pytest.mark.parametrize("sampling", ["balanced", "algorithm2", "full"])
-@pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
+@pytest.mark.parametrize("aux_ce", ["model", "head", "prototype", "none"])
 def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     method = make({"sampling": sampling, "aux_ce": aux_ce}).method()
     names = [
@@ -613,7 +616,7 @@ def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, ki
 def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(
     make, make_shards, sampling
 ):
-    job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
+    job = make({"sampling": sampling, "aux_ce": "head"}, participation=0.1, min_cohort=1)
     states = simulate(job, make_shards(job)).states
     fresh = initial_state(job.method(), "a").parts
     moved = lambda silo, part: any(
@@ -657,6 +660,7 @@ def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
     ("options", "known", "trained"),
     [
         ({"mu": 0, "aux_ce": "prototype"}, True, True),  # the logits need it
+        ({"mu": 0}, True, False),
         ({"mu": 0, "aux_ce": "head"}, True, False),  # weight decay would move it
         ({"mu": 0.1, "aux_ce": "none"}, True, True),
         ({"mu": 0.1, "aux_ce": "none"}, False, False),
