@@ -234,24 +234,22 @@ class ModelOptions(Strict):
 
     def _fits_table(self) -> None:
         network = NETWORKS[self.name]
-        if self.inputs:
-            raise ValueError(
-                f"model {self.name!r} takes one tensor; leave inputs out, or name a model of an"
-                " installed package"
-            )
-        if self.head:
-            raise ValueError(
-                f"model {self.name!r} is of Staddle's own table, whose head is known; leave"
-                " model.head out"
-            )
-        if self.options and network.options is None:
-            raise ValueError(f"model {self.name!r} has no options; leave model.options out")
-        if fault := network.fault(input_shape(self)):
-            raise ValueError(f"{self.name} {fault}; choose another model or model.input")
-        if self.norm not in network.norms:
-            raise ValueError(
-                f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
-            )
+        optional = bool(self.options) & (network.options is None)
+        misfit = network.fault(input_shape(self))
+        norms = " or ".join(network.norms)
+        faults: tuple[tuple[object, str], ...] = (
+            (
+                self.inputs,
+                "takes one tensor; leave inputs out, or name a model of an installed package",
+            ),
+            (self.head, "is of Staddle's own table, whose head is known; leave model.head out"),
+            (optional, "has no options; leave model.options out"),
+            (misfit, f"{misfit}; choose another model or model.input"),
+            (self.norm not in network.norms, f"has norm {norms}, not {self.norm!r}"),
+        )
+        for wrong, why in faults:
+            if wrong:
+                raise ValueError(f"model {self.name!r} {why}")
 
     @property
     def width(self) -> int:
