@@ -104,7 +104,7 @@ def test_group_norm_has_its_own_groups():
         ({"name": "lenet5", "class_names": ("a", "b")}, "model.class_names has 2 names, model.c"),
         ({"name": "lenet5", "classes": 2, "class_names": ("a", "a")}, "both named 'a'"),
         ({"name": "lenet5", "classes": 2, "class_names": ("a", 1)}, "class_names"),
-        ({"name": "cnn-digits", "input": (1, 28, 28)}, "cnn-digits takes input"),
+        ({"name": "cnn-digits", "input": (1, 28, 28)}, "model 'cnn-digits' takes input"),
         ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
         ({"name": "lenet5", "classes": 1}, "classes"),
         ({"name": "glm", "input": (4096, 4096, 1), "classes": 16},

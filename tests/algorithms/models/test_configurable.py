@@ -174,7 +174,7 @@ def test_other_networks_of_the_table_have_no_options():
     with refused("model 'lenet5' has no options; leave model.options out"):
         validate({"name": "lenet5", "classes": 3, "options": {"a": 1}}, ModelOptions, "job.toml")
     for shape in ([150], [1, 2, 3, 4]):
-        with refused(r"lenet5 takes images \[channels, height, width\], not "):
+        with refused(r"model 'lenet5' takes images \[channels, height, width\], not "):
             validate({"name": "lenet5", "classes": 3, "input": shape}, ModelOptions, "job.toml")
 
 
