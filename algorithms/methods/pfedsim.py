@@ -1,6 +1,6 @@
 """pFedSim: feature extractors mixed among silos whose classifiers agree.
 
-Tan, Zhou, Liu, Wang, Yu, Jin, "pFedSim: similarity-aware model aggregation towards personalized
+Tan, Zhou, Liu, Wang, Yu, "pFedSim: similarity-aware model aggregation towards personalized
 federated learning", 2023, arXiv:2305.15706, Algorithm 2.
 
 A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. T_g =
@@ -12,27 +12,30 @@ floor(ρ T) rounds of FedAvg (generalisation) are followed by rounds in which on
         before the first pair
     (4) ω_i ← Σ_j Φ_ij ω_j / Σ_j Φ_ij over all silos j with their last ω_j,   φ_i ← φ_i
 
-Where this differs from the paper:
+Readings, where the paper leaves a choice:
 - ``similarity = "mean"``, the default, is the form of the authors' code and published figures: (3')
   Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also
   discloses less: one number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number
   per pair and class.
 - ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value)
   and 1 for "per_class" (the paper's identity matrix).
-- Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all
-  classifiers are nearly equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than
-  9.2103.
-- Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only; ε =
-  1e-8 stands at the norm and not at the product of norms. The bias of the classifier takes no part
-  in the similarity (as in the code).
+- The bias of the classifier takes no part in the similarity (as in the code).
 - A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says
-  the same.
-- A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the
-  paper lets it stand in with the generalisation model) and starts from the last generalisation
+  the same. So a silo that has not given an extractor since the phase changed is in no sum: Φ is 0
+  between it and all others until both gave in one round. It starts from the last generalisation
   model when it first trains.
 - Batch norm's weight and bias are parameters of ω. Its running statistics follow the job's
   ``model.buffers``: "local" ones stay at each silo in both phases, as in the authors' code of the
   paper's time; "global" ones are averaged and mixed with ω, as that code does by default today.
+
+Deviations:
+- Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all
+  classifiers are nearly equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than
+  9.2103.
+- ε = 1e-8 stands at the norm and not at the product of norms.
+
+What security asks:
+- Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only.
 
 With ``security.mix = "directed"`` Eq. 4 has another form. Rows are mixed by sums for one silo each,
 which take weights that are known before the round, over what is given in it

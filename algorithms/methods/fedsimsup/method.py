@@ -19,42 +19,46 @@ the others are away:
 
 and s_ij is the cosine of the two silos' label proportions.
 
-Where this differs from the paper:
-- Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone
-  applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
-  silo's model. A round that fewer than three silos complete posts nothing. One participant alone
-  with labels in common is still the whole row.
-- ``schedule = "paper"`` is C = 40, γ = 3/7 (the paper's best pair), under which β stays 1 in any
-  job of fewer than 637 rounds. ``schedule = "scaled"``, the default, keeps C T^γ at the same share
-  of the job as in the paper's 1,000 rounds: C = 40 (T/1000)^(1 − γ), so decay begins at 0.772 T and
-  β^T = 0.596 for every T, and T = 1000 is the paper.
+Readings, where the paper leaves a choice:
 - Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched``
   of the coordinator's state counts such rounds silo by silo, those that fewer than three silos
   completed included, and in a blind job those whose row would show one silo too much of another.
-- ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No
-  proportions leave.
 - N(t), M and K are those that completed the round and the census; who missed the census neither
   learns nor teaches. m and the proportions are of the training records.
-- Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census
-  gives metrics alone.
-- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of
-  these do not complete the round, the row is over the others by the same numbers. Who is drawn and
-  lost has no row of that round.
-- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of
-  Eq. 7 in one step.
 - All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks
   destroys them. The supervisors start apart.
-- Supervisors of several architectures are assigned in turn by job order; in the paper each silo
-  draws one.
-- The paper's Transformer is pre-trained. No such weights exist here: ours (supervisors.py) is small
-  and trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has
-  weights for its supervisor names their file in its own configuration (``[[weights]]``); a job
-  holds no paths.
 - Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here
   are not from it. τ_s + τ_θ are the job's epochs unless options say otherwise: τ_s is 1, τ_θ the
   rest, at least 1.
 - θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with
   ``model.buffers = "global"`` they belong to θ in Eq. 7.
+- The ablation of Fig. 3, a direct average as in FedAvg in place of Eq. 7, is ``similarity =
+  "samples"`` (s_ij = m_j; no proportions leave) with ``alpha = "one"``.
+
+Deviations, each of which an option takes back unless it says otherwise:
+- ``schedule = "paper"`` is C = 40, γ = 3/7 (the paper's best pair), under which β stays 1 in any
+  job of fewer than 637 rounds. ``schedule = "scaled"``, the default, keeps C T^γ at the same share
+  of the job as in the paper's 1,000 rounds: C = 40 (T/1000)^(1 − γ), so decay begins at 0.772 T and
+  β^T = 0.596 for every T, and T = 1000 is the paper.
+- Supervisors of several architectures are assigned in turn by job order; in the paper each silo
+  draws one. No option draws.
+- The paper's Transformer is pre-trained. No such weights exist here: ours (supervisors.py) is small
+  and trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has
+  weights for its supervisor names their file in its own configuration (``[[weights]]``); a job
+  holds no paths.
+
+What security asks:
+- Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone
+  applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
+  silo's model. A round that fewer than three silos complete posts nothing. One participant alone
+  with labels in common is still the whole row.
+- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of
+  Eq. 7 in one step.
+- Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census
+  gives metrics alone.
+- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of
+  these do not complete the round, the row is over the others by the same numbers. Who is drawn and
+  lost has no row of that round.
 
 Wire list:
 
@@ -142,6 +146,8 @@ class FedSimSupOptions(Strict):
     """γ of Eq. 10; Theorem 1 wants it below one half."""
     similarity: Literal["labels", "samples"] = "labels"
     """s_ij: the cosine of label proportions, or m_j as in FedAvg."""
+    alpha: Literal["eq8", "one"] = "eq8"
+    """α of Eq. 7: of Eq. 8, or 1, by which an absent silo keeps nothing of its own model."""
 
     @model_validator(mode="after")
     def _pair(self) -> "FedSimSupOptions":
@@ -329,8 +335,8 @@ class FedSimSup(Method):
             if not weights:
                 unmatched.append(silo)
                 continue
-            # Eq. 8
-            alpha = share_of_others(total, len(contributors), samples[silo]) * self.decay(round_)
+            share = share_of_others(total, len(contributors), samples[silo])  # λ_i^t
+            alpha = self.alpha(share, round_)
             posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
         return Combined(self.unposted(state, tuple(unmatched)), posts=tuple(posts))
 
@@ -396,6 +402,10 @@ class FedSimSup(Method):
             return self.declared_similarities(silo, contributors)
         return self.similarities(state, silo, contributors)
 
+    def alpha(self, share: float, round_: int) -> float:
+        """α_i^t of λ_i^t; 1 where the job asks for a direct average."""
+        return 1.0 if self.options.alpha == "one" else share * self.decay(round_)  # Eq. 8
+
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule.
 
@@ -421,9 +431,9 @@ class FedSimSup(Method):
         counts = self.setting.counts
         unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
-        # Eq. 8, 9
+        # Eq. 9
         # α grows with M / K, so the smallest mean gives the largest ``keep``.
-        most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
+        most, least = (1 - self.alpha(mean / (mean + counts[silo]), round_) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
         return (

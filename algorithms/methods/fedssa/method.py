@@ -1,6 +1,6 @@
 """FedSSA: classifier rows averaged class by class among silos of different architectures.
 
-Yi, Yu, Shi, Wang, Liu, Cui, "FedSSA: semantic similarity-based aggregation for efficient
+Yi, Yu, Shi, Wang, Liu, Cui, Li, "FedSSA: semantic similarity-based aggregation for efficient
 model-heterogeneous personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
 
 A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape
@@ -14,15 +14,13 @@ has training records.
     (5), (6)                 φ_k and all of θ_k are trained on the silo's records
 
 Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t a
-round, held back by training alone. In round 0 the global header is the common initial one, so seen
-rows start at 1 + μ_0 times theirs. With μ_0 = 0.5 the growth is up to 266-fold for T_stable = 20
+round, held back by training alone. With μ_0 = 0.5 the growth is up to 266-fold for T_stable = 20
 and 2-fold for 2, and the gradients of the extractor grow with it: give a T_stable well below the
 number of rounds, and a ``clip`` or a small learning rate.
 
-Where this differs from the paper:
-- Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the
-  whole header, so the traffic does not depend on the classes that it holds (the paper's section 4.3
-  allows it).
+Readings, where the paper leaves a choice:
+- Round 0 of Algorithm 1 fuses θ^{-1} and θ_k^{-1}, which it does not define. Both are the common
+  initial header here, as in the authors' code, so seen rows start at 1 + μ_0 times theirs.
 - Rows carry their bias, as in the authors' code; the paper counts C x d numbers. Only the last
   layer is the header (section 4.1, the code), where section 3.2 speaks of two layers.
 - A class that no silo of the round holds keeps its last global row; the paper leaves it open.
@@ -33,12 +31,19 @@ Where this differs from the paper:
   each silo that holds the class, also of those away in this round. A silo counts from its first
   round on (in the code all do from the start, with their initial header). It takes running totals
   of differences, so that sums suffice.
+- Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best
+  values.
+
+Deviations: none by default.
+
+What security asks:
+- Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the
+  whole header, so the traffic does not depend on the classes that it holds (the paper's section 4.3
+  allows it).
 - ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row
   is published alone; its silos keep their own row. The default, 1, is the paper's. In a blind job
   the rows of such a class are not even summed, by ``security.min_holders`` in its place
   (algorithms/job/class_census.py).
-- Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best
-  values.
 
 Training as published, for the job file ([P] the paper, [C] the authors' code)::
 

@@ -1,7 +1,9 @@
 """PPFL: every silo's model is its own mixture of canonical models that all silos share.
 
-"PPFL: a personalized federated learning framework for heterogeneous population", Section 2,
-Algorithms 1 and O1.
+Di, Yang, Ye, Chang, "PPFL: a personalized federated learning framework for heterogeneous
+population", arXiv:2310.14337, Section 2, Algorithms 1 and O1. The copy that this was written from
+has lost its formulae. Those below are a reconstruction, from the text around them and the authors'
+code; their numbers are the paper's.
 
 θ = (v, U) with a shared extractor v and canonical models U = (u_1 … u_K) of the classifier's kind;
 c_i, a point of the simplex, is the membership vector of silo i; h_i are its label proportions
@@ -23,19 +25,13 @@ W has rank C at most, so d_i = Σ_c h_ic b_c and Σ_j w_ij c_j = Σ_c h_ic M_c w
 = Σ_j h_jc and M_c = Σ_j h_jc c_j: the Laplacian costs one sum of C(K+1) numbers, and neither c_i
 nor the proportions leave a silo.
 
-Where this differs from the paper:
+Readings, where the paper leaves a choice:
 - PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"``
   mixes scores before it, as the deep form of the paper's figure; for linear canonical models that
   is PPFL2, as in the authors' code.
-- λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"``
-  takes it as it stands.
-- The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are
-  equal, so L C^0 = 0. Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all
-  silos take part.
 - Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
 - Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments
   to a tenth after T/2 and again after 3T/4 rounds.
-- h_i comes from training records only; the authors' code counts the test records too.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
 - Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves
   c on the averaged θ, which here happens where that θ arrives, so round 0 moves θ alone and the
@@ -44,6 +40,18 @@ Where this differs from the paper:
 - ``no_affinity`` (gradient λ D C: the code has no −W and no factor 2) and ``double_exponential`` (c
   exp(exp(−η_c g))) are quirks of the authors' code, ``membership_batches`` (mini-batch mirror steps
   for E epochs) its way to step.
+
+Deviations:
+- λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"``
+  takes it as it stands.
+- The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are
+  equal, so L C^0 = 0. Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all
+  silos take part.
+
+What security asks:
+- h_i comes from training records only; the authors' code counts the test records too.
+- c_i and the proportions leave no silo, as the class sums above allow; what these sums tell is
+  below.
 
 Wire list ("rbcd": ``model`` in rounds of θ only, ``coupling`` in rounds of c only; no ``coupling``
 where λ = 0):

@@ -106,14 +106,17 @@ def test_eq_7_by_hand(make):
     assert coordinator.state["unmatched"].tolist() == [0] * 5
 
 
-def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make):
-    method = make(similarity="samples").method()
+@pytest.mark.parametrize("alpha", ["eq8", "one"])
+def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make, alpha):
+    """λ_e = 1/3: with "one" an absent silo keeps nothing of its own model."""
+    method = make(similarity="samples", alpha=alpha).method()
     coordinator = Coordinator(method, COUNTS)
     assert set(coordinator.state) == {"samples", "unmatched"}
     assert [s.name for s in method.up(0)[0].tensors] == ["samples"]
     coordinator.train(1, a=1.0, b=2.0, c=3.0)
     mean = (10 * 1 + 30 * 2 + 20 * 3) / 60
-    assert coordinator.model(2, "e", 7.0) == pytest.approx(7 * 2 / 3 + mean / 3, rel=1e-6)
+    kept = {"eq8": 2 / 3, "one": 0}[alpha]
+    assert coordinator.model(2, "e", 7.0) == pytest.approx(7 * kept + mean * (1 - kept), rel=1e-6)
 
 
 @settings(max_examples=8)
@@ -516,13 +519,13 @@ SHARES = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3}
 BY_CLASS = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
 
 
-def declaring(similarity, by_class=BY_CLASS, **fields):
+def declaring(similarity, by_class=BY_CLASS, alpha="eq8", **fields):
     """A blind job that declares what the census would say."""
     counts = {silo: sum(own) for silo, own in by_class.items()}
     table = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     by_class = {"class_counts": by_class} if similarity == "labels" else {}
     security = {**table, "counts": counts, **by_class}
-    options = {"similarity": similarity, "tau_s": 1, "tau_theta": 1}
+    options = {"similarity": similarity, "alpha": alpha, "tau_s": 1, "tau_theta": 1}
     return make_job("fedsimsup", options, security=security, **SHARES, **fields)
 
 
@@ -574,6 +577,16 @@ def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody():
     after = method.unposted(before, ("b", "e"))
     assert after["unmatched"].tolist() == [0, 2, 2, 3, 5]
     assert before["unmatched"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_of_a_direct_average_a_silo_accepts_no_mail_that_keeps_anything():
+    method = declaring("samples", alpha="one").method()
+    (post, *_) = method.combine(method.begin(), 1, ("a", "b", "c"), {}).posts
+    total = sum(post.weights.values())
+    shares = {silo: weight / total for silo, weight in post.weights.items()}
+    assert post.keep == 0
+    assert method.mail_fault(1, post.silo, shares, 0.0) == ""
+    assert "says keep = 0.1" in method.mail_fault(1, post.silo, shares, 0.1)
 
 
 @pytest.mark.parametrize("similarity", ["labels", "samples"])
