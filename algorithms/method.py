@@ -141,6 +141,8 @@ class Method(ABC):
     name: str
     version: int
     options_model: ClassVar[type[Strict]] = NoOptions
+    published: ClassVar[Mapping[str, object] | None] = None
+    """Options of its paper that are not the defaults, whose docstrings say why; None: unknown."""
     needs_classes: str = ""
     """What it does with classes, such as "averages features class by class"; empty if nothing."""
     product: Literal["delivered", "trained"] = "trained"

@@ -121,7 +121,20 @@ class MethodTable(Strict):
 
     name: str
     version: Whole | None = None  # left out: the version installed here
+    published: bool = False  # its paper's options, but for those that stand in ``options``
     options: dict[str, Any] = Field(default_factory=dict)
+
+    def chosen(self, origin: str) -> dict[str, Any]:
+        """The options without defaults; LocalError where nobody knows the paper's."""
+        if not self.published:
+            return self.options
+        published = method_class(self.name, origin).published
+        if published is None:
+            raise LocalError(
+                f"{origin}: method.published = true: {self.name} does not say which options are its"
+                " paper's; leave published out, and write the options that you want"
+            )
+        return {**published, **self.options}
 
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
@@ -474,7 +487,7 @@ class Job:
                 f" version differs, it is {installed}; install the Staddle release that the job was"
                 " written with"
             )
-        options = method_options(file.method.name, file.method.options, origin)
+        options = method_options(file.method.name, file.method.chosen(origin), origin)
         model, weights_file = _located(file.model, origin, folder)
         job = cls(
             **{key: getattr(file, key) for key in COPIED if key != "model"},

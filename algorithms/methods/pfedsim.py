@@ -84,6 +84,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import floor, log
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import torch
@@ -141,6 +142,7 @@ class PFedSim(Method):
     version = 1
     sums_steps = True
     options_model = PFedSimOptions
+    published = MappingProxyType({"similarity": "per_class"})
     options: PFedSimOptions
     addressed = ("extractor",)
     directed_for = "members"

@@ -91,6 +91,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import torch
@@ -183,6 +184,15 @@ class FedAIMS(Method):
     version = 2
     needs_classes = "averages features class by class"
     options_model = FedAIMSOptions
+    published = MappingProxyType(
+        {
+            "sampling": "algorithm2",
+            "similarity": "raw",
+            "sketch": 0,
+            "reduction": "sum",
+            "prototype_weights": "paper_p",
+        }
+    )
     options: FedAIMSOptions
     addressed = ("block",)
 

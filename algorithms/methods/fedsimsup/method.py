@@ -89,6 +89,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from operator import mul
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -170,6 +171,7 @@ class FedSimSup(Method):
     needs_classes = "compares what models say of classes"
     by_rounds = "lets mixing decay after a share of the rounds"
     options_model = FedSimSupOptions
+    published = MappingProxyType({"schedule": "paper"})
     options: FedSimSupOptions
     product = "delivered"
     addressed = ("theta",)

@@ -80,6 +80,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import cos, pi
+from types import MappingProxyType
 from typing import Annotated
 
 import torch
@@ -126,6 +127,7 @@ class FedSSA(Method):
     needs_classes = "averages header rows class by class"
     loadable = ("extractor",)
     options_model = FedSSAOptions
+    published = MappingProxyType({})
     options: FedSSAOptions
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:

@@ -82,6 +82,7 @@ h_i is of the noisy class counts of the job.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import torch
@@ -151,6 +152,7 @@ class PPFL(Method):
     version = 1
     needs_classes = "mixes what models say of classes"
     options_model = PPFLOptions
+    published = MappingProxyType({"lam": 1e-5, "lam_scale": "literal"})
     product = "delivered"
     options: PPFLOptions
 

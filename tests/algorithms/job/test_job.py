@@ -58,6 +58,31 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
     assert job.method().warmup == 3
 
 
+def test_a_job_may_take_the_options_of_the_paper(tmp_path):
+    """As written they go before, and the document has them as if all had been written."""
+    published = {"sampling": "algorithm2", "similarity": "raw", "sketch": 0, "reduction": "sum"}
+    method = 'name = "fedaims"\n{}\n[method.options]\nmu = 0.1\nreduction = "mean"'
+    text = TEXT.replace('name = "pfedsim"\noptions = { rho = 0.35 }', method)
+    text = text.replace('name = "lenet5"', 'name = "convnet-3x64"')
+    job = read(tmp_path, text.format("published = true"))
+    assert job.method_options.model_dump() == {
+        **read(tmp_path, text.format("")).method_options.model_dump(),
+        **published, "prototype_weights": "paper_p", "reduction": "mean",
+    }  # fmt: skip
+    assert "published" not in job.document()["method"]
+
+
+def test_each_of_the_five_methods_has_its_papers_options_and_no_other_claims_any(tmp_path):
+    for name in ("fedsimsup", "fedssa", "ppfl", "fedaims", "pfedsim"):
+        published = METHODS[name].published
+        options = METHODS[name].options_model
+        defaults = options().model_dump()
+        assert {key for key, value in published.items() if defaults[key] == value} == set()
+        options.model_validate(published)
+    with refused(r"job\.toml: method\.published = true: fedper does not say which .* leave publ"):
+        read(tmp_path, TEXT.replace('"pfedsim"', '"fedper"\npublished = true'))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
