@@ -226,18 +226,17 @@ class PFedSim(Method):
         }
         return self.for_round(contributions, facts.round)
 
-    # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for
-    # "per_class", 0 for pairs that never trained in the same round; ``gave`` marks the silos that
-    # have trained in the personalisation phase.
+    # The coordinator half. ``weights`` holds Φ of Eq. 3, 0 for pairs that never trained in the same
+    # round; ``gave`` marks the silos that have trained in the personalisation phase.
 
     def begin(self) -> CoordinatorState:
         """No pair seen; the diagonal is not stored, it is ``self_weight``.
 
-        ``phi`` is [N, N] in float64, ``gave`` [N] int64.
+        ``weights`` is [N, N] in float64, ``gave`` [N] int64.
         """
         n = len(self.setting.silos)
         return {
-            "phi": torch.zeros(n, n, dtype=torch.float64),
+            "weights": torch.zeros(n, n, dtype=torch.float64),
             "gave": torch.zeros(n, dtype=torch.int64),
         }
 
@@ -249,12 +248,12 @@ class PFedSim(Method):
             return super().combine(state, round_, cohort, results)
         # ``index`` are the rows and columns of this cohort.
         index = torch.tensor(self.numbers(cohort))
-        phi, gave = state["phi"].clone(), state["gave"].clone()
-        phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
+        weights, gave = state["weights"].clone(), state["gave"].clone()
+        weights[index[:, None], index] = self.similarities(results["rows"]["gram"])
         # ``weights`` puts ``self_weight`` on the diagonal; no cosine belongs there.
-        phi.fill_diagonal_(0)
+        weights.fill_diagonal_(0)
         gave[index] = 1
-        combined = Combined({"phi": phi, "gave": gave})
+        combined = Combined({"weights": weights, "gave": gave})
         # Directed sums take weights that were known before the round: those of the old state.
         if self.setting.directed and self.extractor in self.up(round_):
             return replace(combined, posts=self._posts(state, cohort))
@@ -275,17 +274,16 @@ class PFedSim(Method):
         return tuple(posts)
 
     def similarities(self, gram: Tensor) -> Tensor:
-        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n].
+        """Φ of a cohort of n silos [n, n], from inner products [groups, n, n].
 
-        They are [n, n]. There is one group for "mean", and one per class for "per_class".
+        There is one group for "mean", and one per class for "per_class".
         """
         # Norms are 1 from an honest silo; a longer vector must not make it likelier to be mixed.
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
         # Cut before the log: Eq. 3 has no bound as cos → 1, where classifiers still are equal.
         cosines = (gram / (norms[:, :, None] * norms[:, None, :])).clamp(0, LARGEST_COSINE)
-        if self.options.similarity == "mean":
-            return cosines[0]  # Eq. 2, clamped
-        return -torch.log(1 - cosines).mean(0)  # Eq. 3
+        # Eq. 3; Eq. 3' where one group has the mean cosines of Eq. 2
+        return -torch.log(1 - cosines).mean(0)
 
     def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
         """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order.
@@ -293,10 +291,7 @@ class PFedSim(Method):
         The silo's own weight is ``self_weight``.
         """
         here = self.number(silo)
-        row = state["phi"][here]
-        if self.options.similarity == "mean":
-            row = -torch.log(1 - row)  # Eq. 3'
-        row = row.clone()
+        row = state["weights"][here].clone()
         row[here] = self.self_weight
         return positive_weights(self.setting.silos, row)
 

@@ -71,8 +71,8 @@ def test_eq_3_by_hand(make):
     # clamp and log class by class; 1 is cut to 1 - 1e-4
     by_hand = (-math.log(1 - 0.5) + 0 - math.log(1e-4)) / 3
     assert combined.published == {}
-    assert state["phi"][0, 1].item() == pytest.approx(by_hand, rel=1e-3)
-    assert torch.equal(state["phi"], state["phi"].T)
+    assert state["weights"][0, 1].item() == pytest.approx(by_hand, rel=1e-3)
+    assert torch.equal(state["weights"], state["weights"].T)
     assert method.weights(state, "a") == {"a": 1.0, "b": pytest.approx(by_hand, rel=1e-3)}
 
 
@@ -80,7 +80,7 @@ def test_the_mean_form_by_hand(make):
     method = make(rho=0)
     state = compared(method, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0)).state
     mean = (0.5 - 1 + 1) / 3  # the clamp comes after the mean
-    assert state["phi"][0, 1].item() == pytest.approx(mean, abs=1e-6)
+    assert state["weights"][0, 1].item() == pytest.approx(-math.log(1 - mean), abs=1e-6)
     assert method.weights(state, "b")["a"] == pytest.approx(-math.log(1 - mean), abs=1e-6)
 
 
@@ -144,7 +144,7 @@ def test_self_weight_defaults_and_is_an_option(make):
     assert make(similarity="per_class").self_weight == 1.0
     assert make(self_weight=0.25).self_weight == 0.25
     state = {
-        "phi": torch.full((3, 3), 0.5, dtype=torch.float64),
+        "weights": torch.full((3, 3), 0.5, dtype=torch.float64),
         "gave": torch.ones(3, dtype=torch.int64),
     }
     assert make(self_weight=0.0, rho=0).weights(state, "b").keys() == {"a", "c"}
@@ -164,15 +164,15 @@ def test_similarities_are_symmetric_bounded_and_leave_no_trace_on_the_diagonal(
 ):
     method = method_by_form[per_class]
     state = compared(method, *(with_rows(method, rows) for rows in silos)).state
-    phi, copy = state["phi"], state["phi"].clone()
-    assert torch.equal(phi, phi.T)
-    assert not phi.diagonal().any()
-    assert 0 <= phi.min() <= phi.max() <= (CODE_SELF_WEIGHT * (1 + 1e-9) if per_class else 1 - 1e-4)
+    known, copy = state["weights"], state["weights"].clone()
+    assert torch.equal(known, known.T)
+    assert not known.diagonal().any()
+    assert 0 <= known.min() <= known.max() <= CODE_SELF_WEIGHT * (1 + 1e-9)
     for silo in "abcd"[: len(silos)]:
         weights = method.weights(state, silo)
         assert weights[silo] == method.self_weight
         assert all(0 < weight < CODE_SELF_WEIGHT * (1 + 1e-9) for weight in weights.values())
-    assert torch.equal(phi, copy)  # weights reads the state and changes nothing in it
+    assert torch.equal(known, copy)  # weights reads the state and changes nothing in it
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +183,16 @@ def method_by_form():
     ]
 
 
-def set_phi(method, pairs, gave):
+def weight(cosine):
+    """Φ of a pair in the mean form."""
+    return -math.log(1 - cosine)
+
+
+def once_compared(method, cosines, gave):
+    """A coordinator's state in which these pairs were compared."""
     state = method.begin()
-    for (i, j), value in pairs.items():
-        state["phi"][i, j] = state["phi"][j, i] = value
+    for (i, j), cosine in cosines.items():
+        state["weights"][i, j] = state["weights"][j, i] = weight(cosine)
     state["gave"][gave] = 1
     return state
 
@@ -198,7 +204,7 @@ def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     for i, silo in enumerate("abc"):
         versions[silo] = {s.name: torch.full(s.shape, float(i + 1)) for s in part.tensors}
         archive.store(part, silo, lambda silo, name: versions[silo][name])
-    state = set_phi(method, {(0, 1): 0.5, (0, 2): 0.2}, [0, 1, 2])
+    state = once_compared(method, {(0, 1): 0.5, (0, 2): 0.2}, [0, 1, 2])
     down = deliver(method, PLAIN, state, 1, "a", archive)["extractor"]
     w = [CODE_SELF_WEIGHT, -math.log(0.5), -math.log(0.8)]
     expected = (1 * w[0] + 2 * w[1] + 3 * w[2]) / sum(w)
@@ -260,24 +266,24 @@ def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
     )
     at = lambda *degrees: {"rows": gram_of(method, 0, *map(turned, degrees))}
     first = method.combine(method.begin(), 0, ("a", "c"), at(0, 60)).state
-    assert first["phi"][0, 2].item() == pytest.approx(0.5, abs=1e-6)
+    assert first["weights"][0, 2].item() == pytest.approx(weight(0.5), abs=1e-6)
     assert first["gave"].tolist() == [1, 0, 1, 0]
     second = method.combine(first, 1, ("b", "c"), at(0, 0)).state
-    assert second["phi"][0, 2] == first["phi"][0, 2]  # stale, kept
-    assert second["phi"][1, 2].item() == pytest.approx(1 - 1e-4, abs=1e-9)
-    assert second["phi"][0, 1] == 0  # never trained in the same round
+    assert second["weights"][0, 2] == first["weights"][0, 2]  # stale, kept
+    assert second["weights"][1, 2].item() == pytest.approx(weight(1 - 1e-4), abs=1e-9)
+    assert second["weights"][0, 1] == 0  # never trained in the same round
     assert method.weights(second, "a").keys() == {"a", "c"}
     assert method.weights(second, "c").keys() == {"a", "b", "c"}
     third = method.combine(second, 2, ("a", "c"), at(0, 120)).state
-    assert third["phi"][0, 2] == 0  # moved again, and a negative cosine counts as none
-    assert first["phi"][1, 2] == 0  # states are values: the earlier one did not change
+    assert third["weights"][0, 2] == 0  # moved again, and a negative cosine counts as none
+    assert first["weights"][1, 2] == 0  # states are values: the earlier one did not change
     alone = method.combine(third, 3, ("d",), at(0)).state
-    assert torch.equal(alone["phi"], third["phi"])
+    assert torch.equal(alone["weights"], third["weights"])
 
 
 def test_deliveries_by_phase(make):
     method = make(rounds=6, rho=0.5)
-    nobody, a_and_b = method.begin(), set_phi(method, {(0, 1): 0.5}, [0, 1])
+    nobody, a_and_b = method.begin(), once_compared(method, {(0, 1): 0.5}, [0, 1])
     for round_ in range(4):
         assert method.deliveries(nobody, round_, "a") == (Latest("model"),)
     for round_ in (4, 5, 6):  # 6 is the final delivery
@@ -285,7 +291,9 @@ def test_deliveries_by_phase(make):
         assert isinstance(row, Row)
         assert list(row.weights) == ["a", "b"]
         assert method.deliveries(a_and_b, round_, "c") == (Latest("model"),)  # a newcomer
-    assert method.deliveries(set_phi(method, {}, [0]), 5, "a") == ()  # no neighbour: keeps its own
+    assert (
+        method.deliveries(once_compared(method, {}, [0]), 5, "a") == ()
+    )  # no neighbour: keeps its own
     cold = make(rounds=6, rho=0)
     assert cold.deliveries(cold.begin(), 3, "c") == ()
     warm = make(rounds=6, rho=1)
@@ -458,14 +466,11 @@ def directed(make_job):
     return make
 
 
-def with_phi(method, by_pair):
+def all_after(method, by_pair):
     """A coordinator's state in which all have trained in the phase and pairs have these cosines."""
-    state = method.begin()
-    phi, silos = state["phi"].clone(), method.setting.silos
-    for (one, other), value in by_pair.items():
-        for at, to in ((one, other), (other, one)):
-            phi[silos.index(at), silos.index(to)] = value
-    return {"phi": phi, "gave": torch.ones_like(state["gave"])}
+    place = method.setting.silos.index
+    cosines = {(place(one), place(other)): value for (one, other), value in by_pair.items()}
+    return once_compared(method, cosines, list(range(len(method.setting.silos))))
 
 
 def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
@@ -491,19 +496,19 @@ def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
 
 def test_directed_a_round_is_mixed_by_the_likeness_before_it_over_who_gave_in_it(directed):
     method = directed().method()
-    before = with_phi(method, {("a", "b"): 0.5, ("a", "c"): 0.9, ("a", "e"): 0.7, ("b", "d"): 0.3})
+    before = all_after(method, {("a", "b"): 0.5, ("a", "c"): 0.9, ("a", "e"): 0.7, ("b", "d"): 0.3})
     gram = torch.full((1, 4, 4), 0.99, dtype=torch.float64)
     gram[0].fill_diagonal_(1)
     combined = method.combine(before, 4, ("a", "b", "c", "d"), {"rows": {"gram": gram}})
-    b, c = -math.log(1 - 0.5), -math.log(1 - 0.9)  # of this round's 0.99 nothing; e did not give
+    b, c = weight(0.5), weight(0.9)  # of this round's 0.99 nothing; e did not give
     posts = {post.silo: post for post in combined.posts}
     assert posts.keys() == {"a", "b", "c", "d"}
     assert posts["a"].weights == {"b": pytest.approx(b), "c": pytest.approx(c), "d": 0.0, "a": 0.0}
     assert posts["a"].keep == pytest.approx(
         CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + b + c), abs=2**-32
     )
-    assert combined.state["phi"][0, 1] == pytest.approx(0.99)
-    assert combined.state["phi"][0, 4] == 0.7
+    assert combined.state["weights"][0, 1] == pytest.approx(weight(0.99))
+    assert combined.state["weights"][0, 4] == weight(0.7)
     assert method.combine(before, 2, ("a", "b", "c", "d"), {"rows": {"gram": gram}}).posts == ()
     nobody = method.combine(method.begin(), 3, ("a", "b", "c", "d"), {"rows": {"gram": gram}})
     assert nobody.posts == ()
@@ -566,11 +571,11 @@ def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(
     run, gave, before = Simulation(job, Serial(job, shards), exchanges=simulated(job)), {}, {}
     method, mixed = job.method(), 0
     while run.round < job.length:
-        round_, phi = run.round, run.coordinator
+        round_, known = run.round, run.coordinator
         cohort = job.cohort(round_)
         starts = {silo: before.get(silo, (None, {}))[0] for silo in cohort}
         down = {
-            silo: deliver(method, PLAIN, phi, round_, silo, run._archive).get("extractor")
+            silo: deliver(method, PLAIN, known, round_, silo, run._archive).get("extractor")
             for silo in cohort
         }
         run.step()
@@ -593,6 +598,6 @@ def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(
         if method.extractor in method.up(round_):
             flat = {silo: method.flat(run.states[silo], "extractor") for silo in cohort}
             for silo in cohort:
-                likeness = {j: w for j, w in method.weights(phi, silo).items() if j in cohort}
+                likeness = {j: w for j, w in method.weights(known, silo).items() if j in cohort}
                 before[silo], gave[silo] = (flat[silo], likeness), flat
     assert mixed > 1

@@ -29,7 +29,7 @@ def found(method, coordinator, **options):
 
 
 def test_pfedsim_is_drawn_by_the_weights_that_it_mixes_with():
-    state = {"phi": LIKE, "gave": torch.ones(4, dtype=torch.int64)}
+    state = {"weights": -torch.log(1 - LIKE), "gave": torch.ones(4, dtype=torch.int64)}
     method, drawn = found("pfedsim", state)
     weights = method.weights(state, "b")
     assert drawn.values[1] == pytest.approx([weights["d"], NAN, weights["a"], NAN], nan_ok=True)
