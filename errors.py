@@ -11,9 +11,11 @@
     │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of
                                it was done
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
-    │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
-    │       └── LateError          what was asked of it came when it was no longer needed; nobody's
+    │   ├── RefusedError       the same, with a code of the closed list that may be told to the peer
+    │   │   └── LateError          what was asked of it came when it was no longer needed; nobody's
                                    fault
+    │   └── UnreachableError   it did not answer; asking again later may help
+    │       └── AbsentError        nothing listens there, or there is no such address
     ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows
                            whose it is
     └── AbortedError           nobody's fault: a deadline passed, too few silos were left
@@ -78,6 +80,20 @@ class LateError(RefusedError):
     """What a peer was asked for came after others had given enough.
 
     It is told so, and nothing is wrong.
+    """
+
+
+class UnreachableError(PeerError):
+    """A peer did not answer; trying again later may help.
+
+    The message may still have reached it.
+    """
+
+
+class AbsentError(UnreachableError):
+    """Nothing listens at a peer's address, or no host has its name.
+
+    Other keys of ours would change nothing.
     """
 
 

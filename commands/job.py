@@ -76,7 +76,7 @@ def init(
     if data is not None:
         check_local(operator is not None, "--data: give --operator, whose roster has the silos")
         check_local(bool(purpose), "--purpose is missing: people at the silos decide by it")
-        _, members = access(given_file(operator))
+        _, members = access(given_file(operator), alone=True)
         document = {**_for_silos(sorted(members.silo_ids)), **_for_records(data, label)}
         text = to_toml({**document, "name": file.stem, "purpose": purpose})
         examples.write(file, text, 0o644)
@@ -185,7 +185,7 @@ def sign(
     file names it: then it is checked against the job's target.
     """
     if operator is not None:
-        signer, members = access(operator)
+        signer, members = access(operator, alone=True)
     elif keys is not None and roster is not None:
         members = rosters.load(roster)
         signer = load_keys(keys, members.entries)

@@ -90,6 +90,14 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+NO_HOST = "no host has the name in {address}"
+ABSENCES = {
+    "Connection refused": "nothing listens on {address}",
+    "Domain name not found": NO_HOST,
+    "DNS resolution failed": NO_HOST,
+}
+
+
 @cache
 def software() -> str:
     """Our name and version, as peers and ledgers have them.
@@ -135,6 +143,15 @@ def transfer_seconds(size: int) -> float:
     In seconds: one minute, plus the time that the bytes take at 256 KiB per second.
     """
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+
+
+def absence(details: str, address: str) -> str:
+    """Why nothing answers there, from the text of a failed call; empty where something did.
+
+    Calls that fail in the handshake are UNAVAILABLE as well, and only gRPC's text tells them apart.
+    """
+    found = (words for said, words in ABSENCES.items() if said in details)
+    return next(found, "").format(address=address)
 
 
 def checked_proxy(proxy: str) -> str:

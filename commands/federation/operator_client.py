@@ -7,14 +7,22 @@ Templates/operator.toml is an example of it.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import grpc
 import pydantic
 
-from ...errors import LocalError, PeerError, RefusedError, StaddleError, reason
+from ...errors import (
+    AbsentError,
+    LocalError,
+    PeerError,
+    RefusedError,
+    StaddleError,
+    UnreachableError,
+    reason,
+)
 from ...files.documents import Strict, read_toml
 from ...files.file_bounds import open_regular
 from ...proto import federation_pb2, membership_pb2
@@ -22,6 +30,7 @@ from ...proto import operations_pb2 as pb
 from ...proto.channel import (
     CHUNK_BYTES,
     ERROR_METADATA,
+    absence,
     checked_address,
     checked_proxy,
     client_options,
@@ -90,15 +99,10 @@ class Operator:
         """
         try:
             size = weights.stat().st_size
-            with open_regular(weights) as file:
-                return cast(
-                    "pb.JobStatus",
-                    self._stub.SubmitWeights(
-                        _frames(signed, file), timeout=CALL_SECONDS + transfer_seconds(size)
-                    ),
-                )
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+            with open_regular(weights) as file, self._explaining():
+                seconds = CALL_SECONDS + transfer_seconds(size)
+                status = self._stub.SubmitWeights(_frames(signed, file), timeout=seconds)
+                return cast("pb.JobStatus", status)
         except OSError as error:
             raise LocalError(f"{weights}: cannot read it: {reason(error)}") from error
 
@@ -140,7 +144,8 @@ class Operator:
                     told, until = max([told, *(each.round + 1 for each in report.rounds)]), 0.0
                     yield report
             except grpc.RpcError as error:
-                failed, now = self._explained(error), time.monotonic()
+                failed = explained(error, self._peer, self._address)
+                now = time.monotonic()
                 stops = isinstance(failed, RefusedError) and failed.code == "STOPPING"
                 until = until or (now + AWAY_SECONDS) * stops
                 if now >= until:
@@ -150,26 +155,41 @@ class Operator:
             time.sleep(ASK_SECONDS)
 
     def _call(self, method: Any, request: Any) -> Any:
-        try:
+        with self._explaining():
             return method(request, timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
 
-    def _explained(self, error: Any) -> PeerError:
-        return explained(error, self._peer, self._address)
+    def _explaining(self) -> AbstractContextManager[None]:
+        return explaining(self._peer, self._address)
+
+
+@contextmanager
+def explaining(coordinator: str, address: str) -> Iterator[None]:
+    """What ``explained`` makes of the call in the block is raised where it fails."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise explained(error, coordinator, address) from None
 
 
 def explained(error: Any, coordinator: str, address: str) -> PeerError:
-    """A failed call in our words: RefusedError with the coordinator's code, or PeerError."""
+    """A failed call in our words.
+
+    RefusedError with the coordinator's code; AbsentError or UnreachableError without one.
+    """
     # Without a code of the closed list, the answer is not the coordinator's own.
     code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
     if code in CODES:
         return RefusedError(coordinator, code, error.details())
-    return PeerError(
+    details = str(error.details())
+    if why := absence(details, address):
+        return AbsentError(
+            coordinator, f"{why}; is the coordinator running, and the address right?"
+        )
+    return UnreachableError(
         coordinator,
-        f"no answer from {address} ({error.code().name}: {error.details()}). Check that"
-        " the coordinator is running, and that both rosters have the same members: run `staddle"
-        " roster show` on both sides, and the clocks of both machines (NTP)",
+        f"no answer from {address}. Check that the coordinator is running, and that both rosters"
+        " have the same members: run `staddle roster show` on both sides, and the clocks of both"
+        f" machines (NTP) ({error.code().name}: {details})",
     )
 
 
@@ -179,9 +199,12 @@ def _frames(signed: bytes, file: BinaryIO) -> Iterator[pb.WeightedJob]:
         yield pb.WeightedJob(weights=piece)
 
 
-def access(path: Path) -> tuple[Keys, rosters.Roster]:
-    """An operator's keys, and the roster that the federation has now, like ``connected``."""
-    in_use = current_member(path, read_toml(path, OperatorConfig), Role.OPERATOR)
+def access(path: Path, *, alone: bool = False) -> tuple[Keys, rosters.Roster]:
+    """An operator's keys, and the roster that the federation has now, like ``connected``.
+
+    ``alone`` as in ``current_member``.
+    """
+    in_use = current_member(path, read_toml(path, OperatorConfig), Role.OPERATOR, alone=alone)
     return in_use.keys, in_use.present
 
 
@@ -199,18 +222,21 @@ def connected(path: Path) -> Iterator[Operator]:
         yield Operator(channel, coordinator.id, config.coordinator)
 
 
-def current_member(path: Path, config: OperatorConfig, role: Role) -> RosterInUse:
+def current_member(
+    path: Path, config: OperatorConfig, role: Role, *, alone: bool = False
+) -> RosterInUse:
     """The newest roster of a file's member, and renewed certificates: no daemon does it here.
 
     The coordinator is asked for its roster. A newer one, which the founders' pins vouch for, takes
     the place of the file's. Once the member's certificate is old, it gets the new one. LocalError
-    for keys that are not of this role in the roster.
+    for keys that are not of this role in the roster. UnreachableError where the coordinator does
+    not answer, unless what follows is done ``alone``, without it.
     """
     place = path.parent / config.roster
     in_use = RosterInUse(place, place, config.trust, path.parent / config.keys)
     # Before dialling: the roster says which certificate to expect.
     keys, roster = in_use.keys, in_use.present
-    if keys.entry not in roster.entries or keys.entry.role is not role:
+    if keys.entry not in roster.having(role):
         raise LocalError(
             f"{path}: {keys.entry.id!r} is not {ROLE_NAMES[role]} of roster version"
             f" {roster.version}; have it added"
@@ -220,8 +246,10 @@ def current_member(path: Path, config: OperatorConfig, role: Role) -> RosterInUs
         if in_use.take_over(_handed_in(config, keys, roster, renewal)):
             taken = f"version {in_use.present.version} was taken over, in place of {roster.version}"
             printer.show(f"{place}: {taken}", err=True)
-    # The command itself may be more urgent.
+    # The command itself may be more urgent; but what asks next would ask in vain again.
     except StaddleError as error:
+        if isinstance(error, UnreachableError) and not alone:
+            raise
         kept = f"{place}: continues with version {in_use.present.version} of the roster"
         printer.show(f"{kept}; a newer one was not fetched: {error}", err=True)
     return in_use
@@ -248,6 +276,8 @@ def _handed_in(
                 failed = explained(error, roster.coordinator.id, config.coordinator)
             else:
                 return newest
+        if isinstance(failed, AbsentError):
+            break
     raise failed
 
 

@@ -60,7 +60,7 @@ def invite(
     It holds no secret but a token that is good for one entry. Whoever uses it becomes a member only
     once you have compared fingerprints, by telephone, and run: staddle federation admit.
     """
-    file = membership_client.read(founder)
+    file = membership_client.read(founder, alone=True)
     names = organisation or [""] * len(members)
     paths = {member: out or Path(f"{member}.invitation") for member in members}
     _check(members, names, file, replace=replace)

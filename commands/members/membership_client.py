@@ -26,7 +26,7 @@ from ..federation.operator_client import (
     OperatorConfig,
     current_member,
     dialled,
-    explained,
+    explaining,
 )
 
 
@@ -54,10 +54,13 @@ class FounderFile:
         return self.path.parent / self.config.roster
 
 
-def read(path: Path) -> FounderFile:
-    """A founder's file; LocalError for keys that are not those of a founder in the roster."""
+def read(path: Path, *, alone: bool = False) -> FounderFile:
+    """A founder's file; LocalError for keys that are not those of a founder in the roster.
+
+    ``alone`` as in ``current_member``.
+    """
     config = read_toml(path, OperatorConfig)
-    return FounderFile(path, config, current_member(path, config, Role.FOUNDER))
+    return FounderFile(path, config, current_member(path, config, Role.FOUNDER, alone=alone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,9 @@ class FounderCalls:
         self._call(self._stub.Publish, pb.PublishRequest(roster=rosters.encoded(roster)))
 
     def _call(self, method: Any, request: Any) -> Any:
-        try:
+        file = self._file
+        with explaining(file.roster.coordinator.id, file.config.coordinator):
             return method(request, timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            file = self._file
-            raise explained(error, file.roster.coordinator.id, file.config.coordinator) from None
 
 
 def _renewed(
@@ -154,8 +155,6 @@ def enrol(
         ticket=canonical_json(invitation.ticket.model_dump()),
         entry=canonical_json(entry.model_dump(mode="json")),
     )
-    try:
+    with explaining(invitation.roster.coordinator.id, invitation.coordinator):
         reply = stub(channel).Enrol(request, timeout=CALL_SECONDS)
-    except grpc.RpcError as error:
-        raise explained(error, invitation.roster.coordinator.id, invitation.coordinator) from None
     return rosters.parse(reply.roster, "the coordinator's roster") if reply.roster else None

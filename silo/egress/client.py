@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import grpc
 
-from ...errors import PeerError, RefusedError
+from ...errors import AbsentError, PeerError, RefusedError, UnreachableError
 from ...proto import federation_pb2 as pb
 from ...proto import membership_pb2, secure_pb2
 from ...proto.channel import (
@@ -19,6 +19,7 @@ from ...proto.channel import (
     GROUP_KEY,
     SECURE_NEXT,
     UPLOAD,
+    absence,
     client_options,
     require_tls13,
     transfer_seconds,
@@ -35,13 +36,6 @@ from .call_end import CallEnd, Ended
 CALL_SECONDS = 20.0
 RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
 HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
-
-
-class UnreachableError(PeerError):
-    """The coordinator did not answer; trying again later may help.
-
-    The message may still have reached the coordinator.
-    """
 
 
 class TurnedAwayError(RefusedError):
@@ -247,13 +241,9 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
-        # All of these are UNAVAILABLE; only gRPC's text tells them apart, which is long: last.
-        if "Connection refused" in details:
-            return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
-        if "Domain name not found" in details or "DNS resolution failed" in details:
-            return UnreachableError(
-                self._peer, f"no host has the name in {self._address}; trying again"
-            )
+        if why := absence(details, self._address):
+            return AbsentError(self._peer, f"{why}; trying again")
+        # gRPC's text is long: last.
         why = f"no answer from {self._address}; trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
             why += f". If it runs, the handshake may have failed: {self._hint()}"

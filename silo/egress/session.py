@@ -16,7 +16,7 @@ from functools import partial
 from google.protobuf.message import Message
 
 from ...algorithms.job.job import Job
-from ...errors import LocalError, PeerError, RefusedError, StaddleError
+from ...errors import LocalError, PeerError, RefusedError, StaddleError, UnreachableError
 from ...proto import federation_pb2 as pb
 from ...proto import membership_pb2
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, software
@@ -32,7 +32,7 @@ from ..connectivity import handshake_hint
 from ..ingress import delivery
 from ..ingress.directed_rows import AnyRows
 from ..ingress.open_sums import IncomingSums
-from .client import Client, TurnedAwayError, UnreachableError
+from .client import Client, TurnedAwayError
 from .outcomes import OtherRosterError, SumRecords
 from .witness import Witness
 

@@ -24,10 +24,11 @@ from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.main import app
+from staddle.commands.terminal.toml import to_toml
 from staddle.coordinator import config as configs
 from staddle.coordinator.rpc import operations as served
 from staddle.coordinator.storage import results
-from staddle.errors import LocalError, PeerError, RefusedError
+from staddle.errors import AbsentError, LocalError, PeerError, RefusedError, UnreachableError
 from staddle.files import tensor_file
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
@@ -433,15 +434,48 @@ def test_a_roster_that_is_not_the_pinned_one_is_refused(world, tmp_path):
 
 def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
     path = changed(world, tmp_path, address=(world.here.address, "127.0.0.1:1"))
-    silent = r"no answer from 127.0.0.1:1 \(UNAVAILABLE"
-    with pytest.raises(PeerError, match=f"{silent}.*roster show") as caught:
-        world.call("list", operator=path)
-    assert not isinstance(caught.value, RefusedError)
-    with pytest.raises(PeerError, match=silent):
+    silent = r"nothing listens on 127.0.0.1:1; is the coordinator running"
+    with pytest.raises(AbsentError, match=silent):
         world.call("watch", "one", operator=path)
     path = changed(world, tmp_path, address=(world.here.address, "nowhere"))
     with pytest.raises(LocalError, match="not host:port"):
         world.call("list", operator=path)
+
+
+def test_an_absent_coordinator_is_asked_once_and_another_roster_with_each_key(
+    world, tmp_path, monkeypatch
+):
+    dials = []
+
+    @contextmanager
+    def dialled(address, coordinator, *pair):
+        dials.append(pair[:2])
+        with real(address, coordinator, *pair) as channel:
+            yield channel
+
+    real, own = operator_client.dialled, operator_client.tls_pairs
+    monkeypatch.setattr(operator_client, "dialled", dialled)
+    monkeypatch.setattr(operator_client, "tls_pairs", lambda keys: own(keys) * 2)
+    path = changed(world, tmp_path, address=(world.here.address, "127.0.0.1:1"))
+    with pytest.raises(AbsentError):
+        world.call("list", operator=path)
+    assert len(dials) == 1
+    job_file = tmp_path / "one.toml"
+    job_file.write_text(to_toml(document()))
+    out = ("--out", tmp_path / "one.json")
+    said = world.call("sign", job_file, *out, operator=path)
+    assert "a newer one was not fetched: coordinator: nothing listens" in said
+    assert (tmp_path / "one.json").exists()
+
+    # Its handshake refuses us, by which another of our certificates may be in its roster.
+    dials.clear()
+    stranger = create_keys(tmp_path / "stranger", "operator", Role.OPERATOR, "an organisation")
+    pair = load_keys(tmp_path / "stranger").tls_key, stranger.certificate.encode()
+    monkeypatch.setattr(operator_client, "tls_pairs", lambda _: [pair, pair])
+    with pytest.raises(UnreachableError, match=r"no answer from .*roster show") as caught:
+        world.call("list")
+    assert not isinstance(caught.value, AbsentError)
+    assert len(dials) == 2
 
 
 def test_a_clock_before_the_coordinators_certificate_is_said_before_anybody_is_asked(
