@@ -10,8 +10,10 @@ session only ties a form to its page.
 import hashlib
 import hmac
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -26,6 +28,9 @@ Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_SECONDS = 600.0  # a token that nobody used may stand in a log or on a screen
 SESSION_SECONDS = 12 * 3600.0  # a day's work
+# Whatever arrives while a request is read and judged must be less: the event loop takes LISTENED
+# connections in one turn, and a request needs about five.
+MOST_STRANGERS, LISTENED = 256, 32
 MOST_SESSIONS = 64  # the oldest ends: under TLS each browser without its cookie begins one
 ENTER = "/enter"
 HEADERS = {
@@ -48,6 +53,31 @@ UNKNOWN = (
 )
 
 
+class Strangers:
+    """The newest connections on which nobody has shown a session yet.
+
+    The oldest is ended where a new one is too many. Whoever opens connections and holds them would
+    else keep out the person who has the token; what a person has open is none of these.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[object, socket.socket] = {}  # by peer, oldest first
+
+    def arrived(self, connection: socket.socket, peer: tuple[str, int]) -> None:
+        """Note a connection; nothing has been read from it."""
+        # A peer's port is used again.
+        self._open.pop(peer, None)
+        self._open[peer] = connection
+        if len(self._open) > MOST_STRANGERS:
+            # It may have ended by itself.
+            with suppress(OSError):
+                self._open.pop(next(iter(self._open))).shutdown(socket.SHUT_RDWR)
+
+    def known(self, peer: object) -> None:
+        """A session was shown on this connection: it stays for as long as its browser likes."""
+        self._open.pop(peer, None)
+
+
 class Sessions:
     """The sessions of one process, in its memory alone."""
 
@@ -59,6 +89,7 @@ class Sessions:
         self._ends: dict[str, float] = {}  # oldest first
         self._secret = secrets.token_bytes(32)
         self.by_token = by_token
+        self.strangers = Strangers()
         self.notices: dict[str, str] = {}  # what a session's last action came to
 
     @property
@@ -159,6 +190,7 @@ class RequestGuard:
         if sessions.holds(session):
             # Routes and links are below ``root_path``.
             request.scope.update(console_session=session, root_path=self._base)
+            sessions.strangers.known(request.client)
             return None
         # Under TLS the certificate is what counts.
         if request.method == "GET" and not sessions.by_token:

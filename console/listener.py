@@ -8,15 +8,26 @@ import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from ..errors import LocalError, reason
 from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
-from .access import ENTER, Asgi, RequestGuard, Sessions
+from .access import (
+    ENTER,
+    LISTENED,
+    MOST_STRANGERS,
+    Asgi,
+    RequestGuard,
+    Sessions,
+    Strangers,
+)
 
 GRACE_SECONDS = 1  # for answers that are being sent; a stream of changes never ends on its own
-MOST_CONNECTIONS = 128
+QUEUED = 1024  # whoever comes while as many wait is heard a second later at the earliest
+# 128 of people with a session. Strangers' that were ended take some turns to go.
+MOST_CONNECTIONS = MOST_STRANGERS + 8 * LISTENED + 128
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,25 @@ def tls_context(folder: Path, readers: Iterable[RosterEntry]) -> ssl.SSLContext:
     return context
 
 
+class CountedListener(socket.socket):
+    """A listening socket that notes who connects, before TLS and before a request is read."""
+
+    def __init__(self, listening: socket.socket, strangers: Strangers) -> None:
+        """It listens on after ``listening`` is closed."""
+        super().__init__(fileno=listening.dup().detach())
+        self._strangers = strangers
+
+    def listen(self, backlog: int = QUEUED) -> None:
+        """Let more wait than the event loop takes in one turn, for which ``backlog`` is meant."""
+        super().listen(max(backlog, QUEUED))
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection, and who it is."""
+        connection, peer = super().accept()
+        self._strangers.arrived(connection, peer[:2])
+        return connection, peer
+
+
 @dataclass(frozen=True)
 class Served:
     """One process's way in: what is printed, and what uvicorn runs."""
@@ -86,6 +116,10 @@ class Served:
     url: str
     server: uvicorn.Server
     sessions: Sessions
+
+    async def answer(self, listening: socket.socket) -> None:
+        """Answer on a copy of this socket, until the server is told to end."""
+        await self.server.serve([CountedListener(listening, self.sessions.strangers)])
 
 
 def loopback(app: Asgi, sessions: Sessions, address: Address) -> Served:
@@ -117,6 +151,7 @@ def _config(app: Asgi) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="h11",
+        loop="asyncio",  # whose turns are as access.py counts them
         ws="none",
         lifespan="off",
         log_config=None,
@@ -124,5 +159,6 @@ def _config(app: Asgi) -> uvicorn.Config:
         proxy_headers=False,  # nobody else's word on who calls
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
+        backlog=LISTENED,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

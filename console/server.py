@@ -38,7 +38,7 @@ async def serve(
             served = loopback(Application(site, sessions).asgi, sessions, address)
             show(f"open {served.url}")
             show("the address works once, within ten minutes; Ctrl-C ends the console")
-            await served.server.serve([listening])
+            await served.answer(listening)
             return
         # The readers are those of the roster: a new one is taken up by a new listener.
         in_use = config.roster_in_use()
@@ -110,8 +110,7 @@ async def _serve_tls(
         return True
 
     watching = asyncio.create_task(watch())
-    # A socket of its own each time: the server closes what it is given.
-    await served.server.serve([listening.dup()])
+    await served.answer(listening)
     if watching.done():
         return watching.result()
     watching.cancel()

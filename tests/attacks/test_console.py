@@ -1,17 +1,28 @@
 """What silos write, other users and other web pages can do to those who look at a console."""
 
+import asyncio
+import itertools
 import re
+import socket
+import threading
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 import pytest
 
 pytest.importorskip("starlette")
+import httpx2
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from staddle import log
 from staddle.commands.federation import local_federation
+from staddle.console import access, listener
 from staddle.console.access import RequestGuard, Sessions
 from staddle.console.coordinator_site import CoordinatorSite
+from staddle.console.listener import Address, bound, loopback
 from staddle.console.site import Application
 from staddle.coordinator import config as configs
 from staddle.coordinator import live_status
@@ -45,6 +56,24 @@ def world(tmp_path):
     client.get("/below/enter", params={"token": sessions.token})
     with locked(config.directory):
         yield config.directory, client
+
+
+@contextmanager
+def listening():
+    """A console on loopback, in a thread: its address, host with port, and its sessions."""
+    site, sessions = (
+        Starlette(routes=[Route("/", page), Route("/events", events)]),
+        Sessions(by_token=True),
+    )
+    with bound(Address("127.0.0.1", 0)) as (socket_, address):
+        served = loopback(site, sessions, address)
+        thread = threading.Thread(target=asyncio.run, args=(served.answer(socket_),))
+        thread.start()
+        try:
+            yield served, (address.host, address.port)
+        finally:
+            served.server.should_exit = True
+            thread.join()
 
 
 def check(page):
@@ -117,3 +146,55 @@ def test_paths_lead_to_no_file_and_streams_need_a_session(world):
     client.cookies.clear()
     for path in ("", "events", "log", "jobs/x", "static/console.js"):
         assert client.get(f"/below/{path}").status_code == 401
+
+
+async def page(_):
+    return PlainTextResponse("the page")
+
+
+async def events(_):
+    async def stream():
+        for number in itertools.count():
+            yield f"{number}\n"
+            await asyncio.sleep(0.01)
+
+    return StreamingResponse(stream())
+
+
+# What a stranger may hold open: a connection that sends nothing, a request that never ends, a body
+# that never comes, and requests whose answers are never read.
+HELD = (
+    b"",
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300,
+)
+
+
+@pytest.mark.actor("stranger")
+@pytest.mark.parametrize("held", HELD)
+def test_connections_that_are_held_open_lock_out_nobody_who_has_the_token(held, monkeypatch):
+    strangers, closing = 32, 8 * access.LISTENED
+    monkeypatch.setattr(access, "MOST_STRANGERS", strangers)
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", strangers + closing + 8)
+
+    def flood(count):
+        for _ in range(count):
+            each = connections.enter_context(socket.create_connection(at))
+            each.setblocking(False)
+            with suppress(BlockingIOError, ConnectionError):
+                each.send(held)
+
+    with listening() as (served, at), ExitStack() as connections:
+        flood(strangers + closing + 16)
+        with httpx2.Client(follow_redirects=True, timeout=60) as person:
+            assert person.get(served.url).text == "the page"
+            base = served.url.partition("/enter")[0]
+            with person.stream("GET", f"{base}/events") as answer:
+                told = answer.iter_lines()
+                assert next(told) == "0"
+                # A second flood ends neither what is open nor what is asked.
+                flood(2 * strangers)
+                seen = int(next(told))
+                assert person.get(f"{base}/").text == "the page"
+                assert next(line for line in told if int(line) > seen + 10)
