@@ -83,8 +83,8 @@ class Client:
             grpc.ssl_channel_credentials(root.encode(), key, own),
             options=[
                 *client_options(server_name(root), proxy),
+                # The least backoff stays gRPC's 20 s: it limits one attempt, of three round trips.
                 ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-                ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
                 ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
             ],
         )

@@ -318,6 +318,23 @@ async def test_a_throttled_silo_finishes_while_the_others_wait(network):
     net.same_as_simulated()
 
 
+async def test_a_line_on_which_packets_take_long_is_connected_once(network):
+    """The handshake takes longer than gRPC would wait between two attempts."""
+    net = network()
+    async with net.open() as lines:
+        north = lines["north"]
+        north.delay = 0.4  # RECONNECT_MS has 200 ms at most
+
+        def soon():
+            north.delay = 0.0
+
+        north.when("down", 1, soon)
+        await net.finish()
+    assert lines["north"].came == 1
+    assert not net.named("coordinator.lost")
+    net.same_as_simulated()
+
+
 def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_first(
     network, monkeypatch
 ):
