@@ -76,7 +76,7 @@ def frame_of(elements: int, silos: int, mode: str) -> Frame:
     digest = "ab" * 32
     return Frame(
         federation="bench",
-        roster=digest,
+        members=digest,
         job="bench",
         job_digest=digest,
         round=1,

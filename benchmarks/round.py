@@ -13,8 +13,9 @@ One run measures two things on the same machine, one after the other, with the s
 
 Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coordinator and silos,
 all threads, mean over rounds), and the coordinator's memory: idle, that is when it listens, and the
-peak while the job runs; the difference also in uploads. What the model took while the job was read
-is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its own
+peak while the job runs; the difference also in uploads; then the peak of the silo that took most,
+and what lay in the coordinator's folder when a round closed. What the model took while the job was
+read is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its own
 copy; records, proofs and their fsyncs), measured in the silos around the calls, median over rounds
 and silos. SHA-256 is in both streams and not in it. With ``--blind``, of four silos or more, the
 same rounds are measured once more with secure aggregation (private weights, 32 bits a word): all of
@@ -29,6 +30,7 @@ import hashlib
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -65,7 +67,7 @@ from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
 from staddle.silo.blind.rounds import BlindRounds, OwnValues  # noqa: E402
 from staddle.silo.egress import gate as egress  # noqa: E402
 from staddle.silo.egress.gate import Gate  # noqa: E402
-from staddle.silo.egress.session import open_client  # noqa: E402
+from staddle.silo.egress.session import UnreachableError, open_client  # noqa: E402
 from staddle.silo.egress.witness import Witness  # noqa: E402
 from staddle.silo.ingress.delivery import ReceivedDelivery  # noqa: E402
 from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
@@ -193,7 +195,7 @@ async def echo(
         def own(_: Part) -> Flat:
             return tuple(value.reshape(-1).numpy() for value in last.values())
 
-        await gate.session.hello()
+        await greeted(gate)
         while True:
             task = await gate.session.poll()
             match task.WhichOneof("body"):
@@ -226,12 +228,28 @@ async def echo(
     return took
 
 
+async def greeted(gate: Gate) -> None:
+    """Open a session; hundreds of silos of one process may take longer than a call has."""
+    while True:
+        try:
+            await gate.session.hello()
+        except UnreachableError:
+            continue
+        return
+
+
 def memory(pid: int, key: str) -> int:
     """Bytes of VmHWM (peak) or VmRSS of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(key):
             return int(line.split()[1]) * 1024
     raise SystemExit(f"/proc/{pid}/status has no {key}; this benchmark needs Linux")
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files in a folder; files may go meanwhile."""
+    told = subprocess.run(["du", "-sb", str(folder)], capture_output=True, text=True)  # noqa: PLW1510, S603, S607
+    return int(told.stdout.split()[0])
 
 
 def cpu(pid: int) -> float:
@@ -248,6 +266,8 @@ class Rounds:
     upload_bytes: int  # bytes
     cpu: tuple[float, float]  # seconds of a round: at the coordinator, at all silos together
     memory: tuple[int, int]  # of the coordinator in bytes: idle, at its peak
+    largest_silo: int  # bytes: the peak of the silo that took most
+    disk: int  # bytes: the most that the coordinator's folder had as a round closed
     gate: float  # seconds of a round at one silo, in the clear
     ledger: float
 
@@ -257,7 +277,9 @@ class Rounds:
         return (
             f"CPU of a round {coordinator:.2f} s at the coordinator, {silos:.2f} s at the silos; "
             f"coordinator {idle / 1e6:.0f} MB idle, {peak / 1e6:.0f} MB at peak, "
-            f"{(peak - idle) / self.upload_bytes:.2f} uploads more"
+            f"{(peak - idle) / self.upload_bytes:.2f} uploads more;"
+            f" a silo {self.largest_silo / 1e6:.0f} MB at peak;"
+            f" {self.disk / 1e6:.0f} MB on the coordinator's disk"
         )
 
 
@@ -308,6 +330,7 @@ def our_rounds(
                 )
                 children[-1].start()
             opened, took, began, ended = 0.0, [], [], []
+            largest_silo = disk = 0
             while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
                 if any(child.exitcode for child in children):
                     raise SystemExit("a silo of the benchmark ended; its error stands above")
@@ -317,9 +340,10 @@ def our_rounds(
                 if event["event"] == "round.opened":
                     opened = at
                 elif event["event"] == "round.closed":
-                    ended = [
-                        cpu(pid) for pid in (coordinator.pid, *(child.pid for child in children))
-                    ]
+                    pids = [child.pid for child in children]
+                    ended = [cpu(pid) for pid in (coordinator.pid, *pids)]
+                    largest_silo = max(memory(pid, "VmHWM") for pid in pids)
+                    disk = max(disk, size(federation.coordinator_config.parent))
                     if event["round"]:
                         took.append(at - opened)
                     else:
@@ -332,7 +356,8 @@ def our_rounds(
             coordinator.stop()
     gate, ledger = (statistics.median(column) for column in zip(*spent, strict=True))
     shares = [(after - before) / len(took) for before, after in zip(began, ended, strict=True)]
-    return Rounds(took, upload_bytes, (shares[0], sum(shares[1:])), (idle, peak), gate, ledger)
+    each = shares[0], sum(shares[1:])
+    return Rounds(took, upload_bytes, each, (idle, peak), largest_silo, disk, gate, ledger)
 
 
 # The bare stream.

@@ -38,7 +38,11 @@ import torch  # noqa: E402
 
 from staddle.algorithms.data.dataset import Dataset  # noqa: E402
 from staddle.commands.federation import local_federation  # noqa: E402
-from staddle.commands.federation.processes import ChildProcess, launched  # noqa: E402
+from staddle.commands.federation.processes import (  # noqa: E402
+    ChildProcess,
+    exit_on_signals,
+    launched,
+)
 
 QUEUE_SECONDS = 0.3  # a longer queue drops what comes
 MOST_PACKET = 2048  # bytes; the devices have the usual 1500
@@ -213,6 +217,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=60, help="60: 1.2 MB, 324: 46.8 MB")
     parser.add_argument("--blind", action="store_true", help="takes four silos or more")
     given = parser.parse_args()
+    exit_on_signals()  # so that no namespace is left behind
     line = Line(given.mbit * 1e6 / 8, given.milliseconds / 2000, given.loss)
     names = [f"slow-{os.getpid()}-{end}" for end in "ab"]
     job = document(

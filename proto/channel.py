@@ -34,11 +34,13 @@ ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of a
 KEEPALIVE_SECONDS = 30
 KEEPALIVE_ANSWER_SECONDS = 10  # until the other side's kernel has acknowledged what was sent
 # Otherwise gRPC waits for the answer to a ping for a minute. The answer may stand behind
-# ``WINDOW_BYTES`` of a transfer, which the slowest line takes 16 s for.
-PING_SECONDS = 30
+# ``WINDOW_BYTES`` of a transfer, which the slowest line takes 128 s for.
+PING_SECONDS = 150
 
 UPLOAD_SECONDS = 60  # grace on top of the time that the bytes take at the slowest rate
-SLOWEST_BYTES_PER_SECOND = 256 * 1024
+# TCP that takes each lost packet for a full line (CUBIC, most systems' default) reaches 40 KB/s at
+# 300 ms and 2 % loss, whatever the line could carry. Who stops altogether is lost much sooner.
+SLOWEST_BYTES_PER_SECOND = 32 * 1024
 
 # What a silo may send ahead of what the coordinator has read, in its memory: 40 MB/s at a round
 # trip of 100 ms. gRPC would otherwise probe the line and let the window grow, with several uploads
@@ -140,7 +142,7 @@ def require_tls13() -> None:
 def transfer_seconds(size: int) -> float:
     """Deadline of a transfer of ``size`` bytes.
 
-    In seconds: one minute, plus the time that the bytes take at 256 KiB per second.
+    In seconds: one minute, plus the time that the bytes take at 32 KiB per second.
     """
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 

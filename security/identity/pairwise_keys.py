@@ -21,10 +21,22 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ...errors import RefusedError
-from ..faults import Code
+from ..faults import Code, check
 from .domains import SECAGG_PAIR, SECAGG_SEAL, SECAGG_SELF, framed
 
 KEY_BYTES = 32
+PRIME = 2**255 - 19
+# Coordinates of all points whose order divides 8, on the curve and on its twist. Private keys are
+# multiples of 8 (RFC 7748 section 5), so these give zero with each of them, and no others do.
+LOW_ORDER = frozenset(
+    {
+        0,
+        1,
+        PRIME - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    }
+)
 # Always zero: each key seals one message, in one direction.
 NONCE = bytes(12)
 TAG_BYTES = 16
@@ -33,10 +45,6 @@ TAG_BYTES = 16
 def private_key(seed: bytes) -> X25519PrivateKey:
     """The X25519 key of a 32-byte seed (RFC 7748 section 5 clamps it)."""
     return X25519PrivateKey.from_private_bytes(seed)
-
-
-# Made once: to make a private key costs as much as to agree with it.
-_PROBE = private_key(bytes(KEY_BYTES))
 
 
 def public_key(seed: bytes) -> bytes:
@@ -59,11 +67,16 @@ def agree_with_each(seed: bytes, publics: Mapping[str, bytes]) -> dict[str, byte
 
 
 def check_public(public: bytes, peer: str) -> None:
-    """RefusedError unless the peer's key is one that ``agree`` takes.
+    """RefusedError unless the peer's key is one that ``agree`` takes."""
+    # Looked up, not agreed with: a coordinator checks a key for each pair of silos. The last bit
+    # counts for nothing, and a coordinate may be written as one above the prime.
+    coordinate = int.from_bytes(public, "little") % 2**255 % PRIME
+    usable = (len(public), coordinate in LOW_ORDER) == (KEY_BYTES, False)
+    check(usable, peer, Code.KEYS, _unusable(public))
 
-    Any private key shows it: a point of low order gives zero with all.
-    """
-    _exchanged(_PROBE, public, peer)
+
+def _unusable(public: bytes) -> str:
+    return f"its X25519 key {public.hex()[:64]!r} is of low order or no key"
 
 
 def _exchanged(private: X25519PrivateKey, public: bytes, peer: str) -> bytes:
@@ -71,9 +84,7 @@ def _exchanged(private: X25519PrivateKey, public: bytes, peer: str) -> bytes:
         # The library raises ValueError if the result is all zeros (RFC 7748 section 6.1).
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise RefusedError(
-            peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key"
-        ) from None
+        raise RefusedError(peer, Code.KEYS, _unusable(public)) from None
 
 
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:

@@ -9,7 +9,7 @@ from staddle.proto import channel
 
 @pytest.mark.parametrize(
     ("size", "seconds"),
-    [(0, 60.0), (256 * 1024, 61.0), (128 * 1024, 60.5), (1024**3, 60.0 + 4096.0)],
+    [(0, 60.0), (32 * 1024, 61.0), (16 * 1024, 60.5), (1024**3, 60.0 + 32768.0)],
 )
 def test_a_transfer_has_its_grace_and_the_slowest_rate(size, seconds):
     assert channel.transfer_seconds(size) == seconds
@@ -69,6 +69,11 @@ def test_both_ends_notice_within_a_minute_that_the_other_vanished():
         assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 60_000
         assert options["grpc.keepalive_permit_without_calls"] == 1  # between two calls too
         assert options["grpc.http2.max_pings_without_data"] == 0  # however long nothing is said
+
+
+def test_a_ping_is_awaited_for_as_long_as_the_bytes_before_it_take():
+    seconds = channel.WINDOW_BYTES / channel.SLOWEST_BYTES_PER_SECOND
+    assert dict(channel.OPTIONS)["grpc.http2.ping_timeout_ms"] > 1000 * seconds
 
 
 def test_a_chunk_fits_into_a_frame_with_room_for_its_header():

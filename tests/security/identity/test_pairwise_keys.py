@@ -165,3 +165,29 @@ def test_a_flipped_bit_does_not_open():
             pairwise_keys.unseal(A, CTX, "a", "b", bytes(changed))
     with pytest.raises(RefusedError):
         pairwise_keys.unseal(A, CTX, "a", "b", b"")
+
+
+@pytest.mark.parametrize("last_bit", [0, 1])
+def test_a_key_is_checked_as_the_library_checks_it(last_bit):
+    """All coordinates about those of low order, and each written above the prime, too."""
+    prime = pairwise_keys.PRIME
+    near = {(x + d) % prime for x in pairwise_keys.LOW_ORDER for d in (-2, -1, 0, 1, 2)}
+    written = {x for low in near for x in (low, low + prime) if x < 2**255}
+    for x in written:
+        public = (x + last_bit * 2**255).to_bytes(32, "little")
+        refused = 0
+        for check in (
+            lambda key: pairwise_keys.check_public(key, "b"),
+            lambda key: pairwise_keys.agree(A, key, "b"),
+        ):
+            try:
+                check(public)
+            except RefusedError as error:
+                refused += error.code == Code.KEYS
+        assert refused == (2 if x % prime in pairwise_keys.LOW_ORDER else 0), x
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_key_of_another_length_is_none(length):
+    with pytest.raises(RefusedError, match="or no key"):
+        pairwise_keys.check_public(b"\x09" * length, "b")
