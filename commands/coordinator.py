@@ -37,7 +37,7 @@ def run(
         bool, typer.Option("--standby", help="Wait until no other process serves from the folder.")
     ] = False,
 ) -> None:
-    """Serve silos and run the configured jobs in turn, until SIGTERM or Ctrl-C."""
+    """Serve silos and run the configured jobs, until SIGTERM or Ctrl-C."""
     # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)

@@ -8,7 +8,7 @@
     keys = "keys"
     roster = "roster.json"            # founders hand in later versions (staddle federation)
     enrolment = true                  # left out: true; false: nobody joins through this coordinator
-    jobs = ["jobs/first.json"]        # signed job files, run in turn
+    jobs = ["jobs/first.json"]        # signed job files, which begin in this order
     packages = ["lung-models"]        # installed packages whose code jobs may run; left out: none
     log = "text"                      # or "json"
 
@@ -25,6 +25,7 @@
                               # have all of the job's round_timeout
 
     [limits]                          # optional
+    jobs = 4                          # that run at a time, where silos take part in several
     max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front
 
     [metrics]                         # optional: Prometheus metrics
@@ -60,13 +61,16 @@ class Timing(Strict):
 
 
 class JobLimits(Strict):
-    """Limits of one job.
+    """Limits of all jobs together, and of one job."""
 
-    A submitted job above a limit is refused; with a configured one the coordinator does not start.
-    """
+    jobs: int = pydantic.Field(default=4, ge=1, le=64)
+    """Jobs that run at a time. Others wait in the queue (rounds/queue.py)."""
 
     max_job_bytes: Bytes | None = None
-    """Disk space, computed from the job's schema (disk_need.py)."""
+    """Disk space, computed from the job's schema (disk_need.py).
+
+    A submitted job above it is refused; with a configured one the coordinator does not start.
+    """
 
 
 def _address(listen: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,6 +58,7 @@ from .rounds.events import (
     Unkeyed,
 )
 from .rounds.machine import JobState, advance, resumed
+from .rounds.queue import next_to_begin
 from .rounds.tasks import SiloTask, awaited, concerned, task_for
 from .storage.attestations import Attesting
 from .storage.database import Database, StoredJob
@@ -99,7 +101,7 @@ def _nobody(_: JobRun) -> tuple[str, ...]:
 
 
 class Daemon:
-    """All jobs of one coordinator, in turn.
+    """All jobs of one coordinator.
 
     Use it from the event loop's thread only. Folds and the opening of sums run in one other thread.
     Every change of a job's state goes through ``apply``, which writes it to the database first.
@@ -122,7 +124,8 @@ class Daemon:
         # In memory only: after a restart each silo has to say hello again.
         self.sessions: dict[str, bytes] = {}
         self._greetings: dict[str, Greeting] = {}
-        self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
+        # silo and job → what is here of its interrupted upload
+        self.held: dict[tuple[str, str], PartialUpload] = {}
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
         self.stopping = False
         self.generation = 0  # of the lease under which it serves; 0: without one
@@ -288,6 +291,8 @@ class Daemon:
         self.note_silos()
         for run in self.runs:
             self.apply(run, Greeted(silo))
+        # It may take part in more jobs than before.
+        self._begin_next()
 
     def note_silos(self) -> None:
         """Write which silos are here, for those who look from outside."""
@@ -372,27 +377,24 @@ class Daemon:
         runs = run.state.stage not in ("queued", "stopped", "ended")
         return [silo for silo in run.state.silos if runs and silo not in self._seen]
 
-    def spool(self, silo: str, *, going_on: bool) -> Spool:
+    def spool(self, silo: str, job: str, *, going_on: bool) -> Spool:
         """A file for an upload in flight, or the one that an interrupted upload left.
 
-        There is one per silo, which uploads one thing at a time. RefusedError STORAGE if the disk
-        fails.
+        There is one per silo and job. RefusedError STORAGE if the disk fails.
         """
         with disk_errors(silo):
-            return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
+            return Spool(self._spool / f"{silo}.{job}.part", silo, going_on=going_on)
 
-    def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
-        """The first task of this silo, in job order; jobs that were overtaken come last.
+    def tasks_for(self, silo: str) -> Iterator[tuple[JobRun, SiloTask]]:
+        """The tasks of this silo, in job order; those of jobs that were overtaken come last.
 
-        None if no job has one for it. Tasks follow from the jobs' states, so one that was lost on
-        the way is returned again.
+        Tasks follow from the jobs' states, so one that was lost on the way is returned again.
         """
-        # The first in order: silos that served jobs in different orders would wait for each other.
+        # In one order: silos that served jobs in different orders would wait for each other.
         # An offer that pends does not draw a silo away from the round on which it works.
         for run in sorted(self.runs, key=lambda run: run.state.aside):
             if (task := task_for(run.state, silo)) is not None:
-                return run, task
-        return None
+                yield run, task
 
     def open_offers(self, silo: str) -> list[bytes]:
         """The SHA-256 of each signed job that waits for this silo, or would take another answer."""
@@ -559,9 +561,9 @@ class Daemon:
 
         The silo then has to upload from the beginning.
         """
-        for silo, held in list(self.held.items()):
+        for (silo, job), held in list(self.held.items()):
             if not held.run.awaits(silo, held.round, held.context, held.part):
-                self.held.pop(silo).spool.discard()
+                self.held.pop((silo, job)).spool.discard()
 
     def tell(self, silos: Iterable[str] | None = None) -> None:
         """Wake the calls of these silos that wait, by default of all, and every watcher.
@@ -585,20 +587,24 @@ class Daemon:
         return tuple(silo for silo in run.job.silos if late or self._is_lost(silo))
 
     def _begin_next(self, silent: Callable[[JobRun], tuple[str, ...]] = _nobody) -> None:
-        """Begin the first job that waits, once none runs or the one that does pends.
+        """Begin the jobs whose turn it is (rounds/queue.py); those that pend let others begin.
 
         A job that waits for ``silent`` silos pends, too. Only each beat looks at these: a whole
         queue of such jobs would begin at once.
         """
-        waiting = [run for run in self.runs if run.state.stage == "queued"]
-        running = [run for run in self.runs if run.state.runs]
-        if not waiting:
+        states = [run.state for run in self.runs]
+        ready = next_to_begin(states, self._places, self.config.limits.jobs)
+        # Once one begins, or is overtaken, this is called again.
+        if ready is not None:
+            self.apply(self.runs[states.index(ready)], Began())
             return
-        if not running:
-            self.apply(waiting[0], Began())
-        # Once it is overtaken this is called again.
-        elif running[0].state.stage == "admitting":
-            self.apply(running[0], Overtaken(silent(running[0])))
+        if any(map(attrgetter("waits"), states)):
+            for run in filter(attrgetter("state.admits"), self.runs):
+                self.apply(run, Overtaken(silent(run)))
+
+    def _places(self, silo: str) -> int:
+        """In how many jobs a silo takes part at a time; in one as long as it has not said."""
+        return self._greetings.get(silo, Greeting()).jobs
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)

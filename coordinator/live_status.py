@@ -19,6 +19,7 @@ import pydantic
 
 from ..errors import LocalError
 from ..files.documents import canonical_json, read_bytes
+from ..proto.channel import MOST_LANES
 from ..security.identity.certificate import utc_now
 
 FILE = "silos.json"
@@ -33,17 +34,19 @@ class Greeting:
     """What a silo said of itself when it opened its session.
 
     ``ahead``: seconds by which its clock was ahead of the coordinator's; None where it told none.
+    ``jobs``: in how many jobs it takes part at a time.
     """
 
     software: str = ""
     ahead: int | None = None
+    jobs: int = 1
 
     @classmethod
-    def of(cls, software: str, clock: int, now: float) -> "Greeting":
+    def of(cls, software: str, clock: int, now: float, jobs: int = 0) -> "Greeting":
         """From the fields of ``HelloRequest``; ``clock`` and ``now`` in seconds since 1970."""
         known = software if SOFTWARE.fullmatch(software) else ""
         ahead = max(-FARTHEST, min(clock - round(now), FARTHEST))
-        return cls(known, ahead if clock else None)
+        return cls(known, ahead if clock else None, max(1, min(jobs, MOST_LANES)))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class SiloSeen:
     seen: str = ""
     software: str = ""
     ahead: int | None = None
+    jobs: int = 1
 
     @property
     def clock(self) -> str:

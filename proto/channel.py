@@ -15,6 +15,8 @@ CHUNK_BYTES = 1024 * 1024  # bytes of tensors in one chunk frame
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tensors, or a signed job
 MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
+# Jobs of one silo at a time: each may hold two of these streams for long, and others are needed.
+MOST_LANES = 4
 
 # Full names, since each ledger record of a message states its RPC.
 ENROL = "/staddle.v1.Enrolment/Enrol"

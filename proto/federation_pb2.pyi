@@ -41,6 +41,13 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_WAITING: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_APPROVED: _ClassVar[ErrorCode]
 
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
+    TASK_KIND_OFFER: _ClassVar[TaskKind]
+    TASK_KIND_ROUND: _ClassVar[TaskKind]
+    TASK_KIND_FINISH: _ClassVar[TaskKind]
+
 class AnswerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ANSWER_KIND_UNSPECIFIED: _ClassVar[AnswerKind]
@@ -76,6 +83,10 @@ ERROR_CODE_DELIVERY: ErrorCode
 ERROR_CODE_BUDGET: ErrorCode
 ERROR_CODE_WAITING: ErrorCode
 ERROR_CODE_NOT_APPROVED: ErrorCode
+TASK_KIND_UNSPECIFIED: TaskKind
+TASK_KIND_OFFER: TaskKind
+TASK_KIND_ROUND: TaskKind
+TASK_KIND_FINISH: TaskKind
 ANSWER_KIND_UNSPECIFIED: AnswerKind
 ANSWER_KIND_ACCEPT: AnswerKind
 ANSWER_KIND_DECLINE: AnswerKind
@@ -83,7 +94,7 @@ ANSWER_KIND_FAILED: AnswerKind
 ANSWER_KIND_DONE: AnswerKind
 
 class HelloRequest(_message.Message):
-    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest", "challenge", "software", "clock")
+    __slots__ = ("silo", "protocol_min", "protocol_max", "roster_digest", "challenge", "software", "clock", "jobs")
     SILO_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +102,7 @@ class HelloRequest(_message.Message):
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     silo: str
     protocol_min: int
     protocol_max: int
@@ -98,10 +110,11 @@ class HelloRequest(_message.Message):
     challenge: bytes
     software: str
     clock: int
-    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., software: _Optional[str] = ..., clock: _Optional[int] = ...) -> None: ...
+    jobs: int
+    def __init__(self, silo: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., roster_digest: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., software: _Optional[str] = ..., clock: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster", "generation")
+    __slots__ = ("protocol", "session", "beat_seconds", "hold_seconds", "held", "roster", "generation", "jobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +122,7 @@ class HelloReply(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: bytes
     beat_seconds: int
@@ -116,13 +130,26 @@ class HelloReply(_message.Message):
     held: bytes
     roster: bytes
     generation: int
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
+    jobs: int
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[bytes] = ..., beat_seconds: _Optional[int] = ..., hold_seconds: _Optional[int] = ..., held: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., generation: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "in_hand")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
     session: bytes
-    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
+    in_hand: _containers.RepeatedCompositeFieldContainer[InHand]
+    def __init__(self, session: _Optional[bytes] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ...) -> None: ...
+
+class InHand(_message.Message):
+    __slots__ = ("job", "kind", "round")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    kind: TaskKind
+    round: int
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("nothing", "offer", "round", "finish", "witness", "open_offers")

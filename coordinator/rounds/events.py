@@ -13,15 +13,12 @@ Stage: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Began:
-    """It is this job's turn.
-
-    One job runs at a time, in the order in which jobs came; one that pends lets others begin.
-    """
+    """It is this job's turn (queue.py); one that pends lets others begin."""
 
 
 @dataclass(frozen=True)
 class Overtaken:
-    """Another job is to begin while this one pends; it takes its turn once that one has ended.
+    """Another job is to begin while this one pends; it then waits for its turn once more.
 
     ``silent`` are silos whose answer is no longer waited for: they are away, or had time enough.
     """

@@ -37,7 +37,7 @@ have changed their policy. A silo that waits for a person (WAITING) counts as on
 
 A job pends while it is not admitted and all its silos have answered, but for those that are silent:
 they are away, or had time enough. Another may then begin before it (``aside``). Silos still answer
-it, and it is the next to run once those that it waits for accept, or its deadline is over.
+it, and it is the first in the queue once those that it waits for accept, or its deadline is over.
 
 OperatorStopped leads to stopped from queued, admitting, drawing and round, and from folding
 once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
@@ -223,9 +223,19 @@ class JobState:
 
     @property
     def runs(self) -> bool:
-        """True for the one job that has its turn."""
+        """True while it has its turn, and a place at each of its silos (queue.py)."""
         aside = self.aside and self.stage == "admitting"
         return self.stage not in ("queued", "stopped", "ended") and not aside
+
+    @property
+    def waits(self) -> bool:
+        """True while it is in the queue."""
+        return self.stage == "queued"
+
+    @property
+    def admits(self) -> bool:
+        """True while it has its turn and takes answers, which it needs to open its first round."""
+        return self.stage == "admitting" and not self.aside
 
     @cached_property
     def open(self) -> tuple[str, ...]:

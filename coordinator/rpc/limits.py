@@ -7,17 +7,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ...errors import RefusedError
+from ...proto.channel import MOST_LANES
 
 CALLS_PER_SECOND = 50.0
 BURST = 200.0
-AT_ONCE = {  # calls that carry or make much, and waits: of two, one may not know that its silo left
+AT_ONCE = {  # calls that carry or make much, and waits: one may not know that its silo left
     "Upload": 1,
     "Fetch": 1,
     "Weights": 1,
     "SubmitWeights": 1,
     "GroupKey": 1,
-    "Poll": 2,
-    "SecureNext": 2,
+    "Poll": 1 + MOST_LANES,
+    "SecureNext": 1 + MOST_LANES,
 }
 OTHERS_AT_ONCE = 4
 # lines per minute on refused strangers: anybody can connect, and must not fill the disk

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -16,7 +16,13 @@ from ...files.file_bounds import open_regular
 from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
 from ...proto import tensor_pb2 as tensor
-from ...proto.channel import CHUNK_BYTES, PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
+from ...proto.channel import (
+    CHUNK_BYTES,
+    MOST_LANES,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    transfer_seconds,
+)
 from ...proto.convert.group_key import poll_from_wire as key_poll_from_wire
 from ...proto.convert.group_key import secagg_delivery_to_wire as key_reply_to_wire
 from ...proto.convert.secagg_received import secagg_delivery_to_wire
@@ -33,7 +39,7 @@ from ..jobs.collector import Attachments
 from ..jobs.job_run import JobRun, SiloDelivery
 from ..live_status import Greeting
 from ..rounds.events import Answered, Done, SiloFailed
-from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
+from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask, task_for
 from ..storage.key_contributions import relayed
 from ..storage.silo_heads import MAX_HEAD_BYTES
 from .guard import Context, caller
@@ -96,7 +102,8 @@ class Service:
         self._daemon.sessions[silo] = token
         self._daemon.attesting.ask(silo, request.challenge)
         self._daemon.saw(silo)
-        told = Greeting.of(request.software, request.clock, utc_now().timestamp())
+        now = utc_now().timestamp()
+        told = Greeting.of(request.software, request.clock, now, request.jobs)
         self._daemon.greeted(silo, told)
         self._daemon.tell()
         return pb.HelloReply(
@@ -106,21 +113,24 @@ class Service:
             hold_seconds=timing.hold_seconds,
             held=self._daemon.receiving.heads.note(silo),
             generation=self._daemon.generation,
+            jobs=told.jobs,
         )
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
-        """Wait for a task.
+        """Wait for a task that the silo does not have in hand.
 
         After ``hold_seconds`` the task is ``nothing``. Other silos' questions come before tasks,
         but only so many in a row.
         """
         silo = self._silo(request.session, context)
+        in_hand = {(own.job, own.kind, own.round) for own in request.in_hand[:MOST_LANES]}
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
             # A new session may have begun: what waits is for that one.
             self._check_session(silo, request.session)
-            found = self._daemon.task_for(silo)
+            tasks = self._daemon.tasks_for(silo)
+            found = next((own for own in tasks if _named(*own) not in in_hand), None)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
             if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
                 self._witnessed[silo] += 1
@@ -155,12 +165,8 @@ class Service:
         at work does not poll.
         """
         silo = self._silo(request.session, context)
-        found = self._daemon.task_for(silo)
-        wanted = (
-            found is not None
-            and found[0].job.name == request.job
-            and _round(found[1]) == request.round
-        )
+        tasks = self._daemon.tasks_for(silo)
+        wanted = (request.job, request.round) in ((run.job.name, _round(own)) for run, own in tasks)
         return pb.BeatReply(wanted=wanted, asked=self._daemon.attesting.questions(silo))
 
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
@@ -196,8 +202,8 @@ class Service:
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
-        found = self._daemon.task_for(silo)
-        if found is None or found[0] is not run or _round(found[1]) != request.round:
+        task = task_for(run.state, silo)
+        if task is None or _round(task) != request.round:
             raise RefusedError(
                 silo,
                 "ROUND_CLOSED",
@@ -458,6 +464,18 @@ def _code(value: Any) -> str:
     if value not in pb.ErrorCode.values():
         return "UNSPECIFIED"
     return pb.ErrorCode.Name(value).removeprefix("ERROR_CODE_")
+
+
+KINDS: Mapping[type[SiloTask], int] = {
+    OfferTask: pb.TASK_KIND_OFFER,
+    RoundTask: pb.TASK_KIND_ROUND,
+    FinishTask: pb.TASK_KIND_FINISH,
+}
+
+
+def _named(run: JobRun, task: SiloTask) -> tuple[str, int, int]:
+    """A task as ``InHand`` names it."""
+    return run.job.name, KINDS[type(task)], _round(task)
 
 
 def _round(task: SiloTask) -> int:

@@ -1,9 +1,9 @@
 """Uploads of silos: a stream is spooled, checked and accepted.
 
-When a connection is lost, the bytes that arrived are kept: one upload per silo, while its round
-awaits it and this process lives. The silo asks with Standing and sends the rest; the kept bytes are
-hashed again, so the digests are checked over the whole message. Nothing stays of an upload that was
-refused or took too long.
+When a connection is lost, the bytes that arrived are kept: one upload per silo and job, while its
+round awaits it and this process lives. The silo asks with Standing and sends the rest; the kept
+bytes are hashed again, so the digests are checked over the whole message. Nothing stays of an
+upload that was refused or took too long.
 """
 
 import asyncio
@@ -94,7 +94,6 @@ class Uploads:
             raise RefusedError(
                 silo, "LIMIT", "an upload of this silo is running already; wait for its end"
             )
-        # A silo has one spool, so a second stream was refused above.
         running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
         try:
             return await running
@@ -122,7 +121,7 @@ class Uploads:
             await asyncio.wait({running})
         if (receipt := self._daemon.receipt(run, round_, silo, part)) is not None:
             return pb.StandingReply(receipt=receipt)
-        held = self._daemon.held.get(silo)
+        held = self._daemon.held.get((silo, run.job.name))
         return pb.StandingReply(
             received=held.size if held is not None and held.fits(run, round_, part) else 0
         )
@@ -203,15 +202,15 @@ class Uploads:
         arriving.items, arriving.part = expected.items, expected.part
         # Before the first byte: a full disk must not cost a transfer.
         run.store.check_space(silo, manifest.size - manifest.offset)
-        # The silo's one spool is resumed or overwritten now.
-        self._daemon.held.pop(silo, None)
-        arriving.spool = self._daemon.spool(silo, going_on=manifest.offset > 0)
+        # The one spool of silo and job is resumed or overwritten now.
+        self._daemon.held.pop((silo, run.job.name), None)
+        arriving.spool = self._daemon.spool(silo, run.job.name, going_on=manifest.offset > 0)
         arriving.spooled = True
         return expected.sizes
 
     def _held(self, silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
         """How many bytes are here of the upload that a manifest continues."""
-        held = self._daemon.held.get(silo)
+        held = self._daemon.held.get((silo, run.job.name))
         if held is None or not held.fits(run, manifest.round, manifest.part):
             return 0
         # Bytes with another context were masked with other keys and are useless.
@@ -231,4 +230,4 @@ class Uploads:
             held = PartialUpload(
                 run, arriving.round, arriving.spool, size, arriving.context, arriving.name
             )
-            self._daemon.held[silo] = held
+            self._daemon.held[silo, run.job.name] = held

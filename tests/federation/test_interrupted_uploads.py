@@ -105,7 +105,7 @@ async def test_a_wrong_offset_is_refused_and_the_silo_may_start_over(serving):
 async def test_bytes_that_changed_meanwhile_are_found_by_the_digests(serving):
     async with serving() as (north, _):
         received = await interrupted(north, 3, serving.spool)
-        path = serving.spool / "north.part"
+        path = serving.spool / "north.big.part"
         path.write_bytes(b"\x01" + path.read_bytes()[1:])
         await refused(north.upload(behind(north, received), wary=True), "DIGEST")
         assert not list(serving.spool.iterdir())
@@ -131,7 +131,7 @@ async def test_nothing_stays_of_an_upload_that_was_refused_or_too_slow(serving, 
 async def test_what_is_kept_goes_with_its_round(serving):
     async with serving() as (north, _):
         assert await interrupted(north, 3, serving.spool) == 2 * CHUNK_BYTES
-        assert [path.name for path in serving.spool.iterdir()] == ["north.part"]
+        assert [path.name for path in serving.spool.iterdir()] == ["north.big.part"]
         await north.answer("FAILED", 0, 24)
         assert not list(serving.spool.iterdir())
         assert (await north.standing()).received == 0

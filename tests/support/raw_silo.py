@@ -241,7 +241,6 @@ async def refused(call, code, *words):
 
 async def arrived(spool, silo, size):
     """Until a coordinator with this folder of uploads in flight has so many bytes of a silo's."""
-    path = spool / f"{silo}.part"
     async with asyncio.timeout(SECONDS):
-        while not path.exists() or path.stat().st_size < size:  # noqa: ASYNC110 a file is waited for
+        while not any(path.stat().st_size >= size for path in spool.glob(f"{silo}.*")):  # noqa: ASYNC110 a file is waited for
             await asyncio.sleep(0.01)
