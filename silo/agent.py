@@ -1,4 +1,9 @@
-"""The agent: runs the effects of ``session.advance`` one at a time, with heartbeats."""
+"""The agent: runs the effects of ``session.advance``, with heartbeats.
+
+It has a *lane* for each job that it takes part in at a time. Each lane is a conversation of its own
+and does one task at a time, of a job on which no other lane works. All share one session: whichever
+finds it lost opens the next one, under which the others continue.
+"""
 
 import asyncio
 import contextlib
@@ -73,6 +78,7 @@ from .session import (
     Reload,
     ReloadAsked,
     RoundOpened,
+    Stage,
     StopAsked,
     TakePart,
     Task,
@@ -84,7 +90,7 @@ from .session import (
 )
 from .training.launched import place_of
 from .training.round import JobTraining
-from .training.trainer import Trainer
+from .training.trainer import Trainer, pool_of
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
@@ -103,6 +109,20 @@ MOVED = {approvals.GONE: "job.gone", approvals.OFFERS: "job.waits"}
 DECIDE_AGAIN_SECONDS = 60.0
 
 
+@dataclass
+class Lane:
+    """One conversation with the coordinator.
+
+    ``task`` is in hand: no other lane works on its job. ``session`` is the number of the session
+    that it was told of last.
+    """
+
+    number: int
+    stage: Stage = "offline"
+    task: Task | None = None
+    session: int = 0
+
+
 @dataclass(frozen=True)
 class Declined:
     """A job's answer that is repeated until then, in seconds of the event loop's clock."""
@@ -114,7 +134,7 @@ class Declined:
 class Agent:
     """The agent of one silo at one coordinator.
 
-    It does one task at a time and trains in a separate thread. ``connected`` is for the metrics.
+    It trains in threads of its own, or in processes (silo/training/launched.py).
     """
 
     def __init__(
@@ -144,7 +164,15 @@ class Agent:
         self._group_keys = GroupKeys(roster, keys, gate.protocol, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
-        self._trainer = Trainer()
+        self._lanes = tuple(map(Lane, range(config.training.jobs)))
+        self._greeting = asyncio.Lock()
+        self._greeted = 0  # sessions so far
+        self._freed = asyncio.Event()  # set once a lane has no task in hand any more, and replaced
+        self._why_reload = ""
+        self._downloading = asyncio.Lock()  # two jobs may begin with the same file
+        # One for each job, since each is stopped on its own.
+        self._pool = pool_of(len(self._lanes))
+        self._trainers: dict[str, Trainer] = {}
         self._place = place_of(config)
         # Kept for all tasks of a job, since the checks read the whole data set.
         self._admitted: dict[str, Admitted] = {}
@@ -157,8 +185,8 @@ class Agent:
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
-        # the private round of which the log says that it waits
-        self._waits_logged: tuple[str, int] | None = None
+        # by digest of its job, the private round of which the log says that it waits
+        self._waits_logged: dict[str, int] = {}
 
         # Handed in by this agent, and when it looks again, in seconds of the event loop's clock.
         self._renewal: Renewal | None = None
@@ -167,7 +195,11 @@ class Agent:
         # The reply to Hello replaces this default.
         self._beat_seconds = 5
         self._stop = asyncio.Event()
-        self.connected = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is open, for the metrics, which ask in another thread."""
+        return any(lane.stage in ("waiting", "working") for lane in self._lanes)
 
     def stop(self) -> None:
         """Leave at the next chance; training ends at its next batch.
@@ -175,31 +207,60 @@ class Agent:
         It does not wait, so a signal handler of the loop may call it.
         """
         self._stop.set()
-        self._trainer.cancel()
+        for trainer in list(self._trainers.values()):
+            trainer.cancel()
 
     async def run(
         self, changed: Callable[[], str] = str, settling: Callable[[], bool] = bool
     ) -> Exit | Reload:
         """Run until stopped, barred, or until a file has changed that it was made from.
 
-        ``changed`` says which files have, empty for none; it is asked between tasks only.
-        ``settling`` says whether one has new content that does not count yet.
-        UnwritableError where the disk does not take what we keep.
+        ``changed`` says which files have, empty for none; it is asked between tasks only, and once
+        one has, each lane ends after its task. ``settling`` says whether one has new content that
+        does not count yet. UnwritableError where the disk does not take what we keep.
         """
+
+        # Whichever lane sees a change, all end: one file may be changed back before the last looks.
+        def why_reload() -> str:
+            self._why_reload = self._why_reload or changed()
+            return self._why_reload
+
+        lanes = [
+            asyncio.create_task(self._converse(lane, why_reload, settling)) for lane in self._lanes
+        ]
+        try:
+            # Each ends the others, but for a reload.
+            await asyncio.wait(lanes)
+            ends = [lane.result() for lane in lanes]
+        finally:
+            self.stop()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            await self._blind.leave_all()
+            await self._gate.session.close()
+        # Why the coordinator bars us comes first, and an end that was asked for before a reload.
+        return min(ends, key=lambda end: (isinstance(end, Reload), not end.why))
+
+    async def _converse(
+        self, lane: Lane, changed: Callable[[], str], settling: Callable[[], bool]
+    ) -> Exit | Reload:
+        """Run one lane until it ends, and with it all others, unless files are read again."""
+        effect: Effect
         try:
             state, effect = begin()
             while not isinstance(effect, Exit | Reload):
-                state, effect = advance(state, await self._next(effect, changed, settling))
-                # For the metrics, which read it in another thread.
-                self.connected = state.stage in ("waiting", "working")
+                state, effect = advance(state, await self._next(lane, effect, changed, settling))
+                lane.stage, before, lane.task = state.stage, lane.task, state.task
+                if before not in (None, lane.task):
+                    self._freed.set()
+                    self._freed = asyncio.Event()
             return effect
         finally:
-            self._trainer.close()
-            await self._blind.leave()
-            await self._gate.session.close()
+            # For a reload each lane finishes its task.
+            if not self._why_reload:
+                self.stop()
 
     async def _next(
-        self, effect: Effect, changed: Callable[[], str], settling: Callable[[], bool]
+        self, lane: Lane, effect: Effect, changed: Callable[[], str], settling: Callable[[], bool]
     ) -> Event:
         """Run one effect; returns its event, or why it was not waited for."""
         # Asked first: no job is decided by a policy that is no longer the file's.
@@ -212,7 +273,7 @@ class Agent:
             why = changed()
         if why:
             return ReloadAsked(why)
-        work = asyncio.create_task(self._perform(effect))
+        work = asyncio.create_task(self._perform(lane, effect))
         others = [asyncio.create_task(self._stopped())]
         if isinstance(effect, Poll):
             others.append(asyncio.create_task(_reloaded(changed)))
@@ -231,10 +292,10 @@ class Agent:
         await self._stop.wait()
         return StopAsked()
 
-    async def _perform(self, effect: Effect) -> Event:
+    async def _perform(self, lane: Lane, effect: Effect) -> Event:
         """Run one effect; returns the event that came of it."""
         try:
-            return await self._run_effect(effect)
+            return await self._run_effect(lane, effect)
         except TurnedAwayError as error:
             return await self._turned_away(effect, error)
         except OtherRosterError as error:
@@ -243,12 +304,13 @@ class Agent:
             log.problem("coordinator.lost", why=str(error))
             return ConnectionLost(str(error))
 
-    async def _run_effect(self, effect: Effect) -> Event:
+    async def _run_effect(self, lane: Lane, effect: Effect) -> Event:
         match effect:
             case Connect(attempt):
-                return await self._connect(attempt)
+                async with self._greeting:
+                    return await self._connect(lane, attempt)
             case Poll():
-                return await self._poll()
+                return await self._poll(lane)
             case Decide(offer):
                 # All records are read for it, which may take long.
                 async with self._beating(offer.job, 0):
@@ -313,17 +375,31 @@ class Agent:
             log.event("renewal.waits", member=self._silo)
         self._renewal = renewal
 
-    async def _poll(self) -> Event:
+    async def _poll(self, lane: Lane) -> Event:
+        # The coordinator may give fewer tasks at a time.
+        if lane.number >= self._gate.session.jobs:
+            await asyncio.sleep(LONGEST_WAIT_SECONDS)
+            return TaskReceived(None)
         await self._renew()
         # A coordinator that answers polls at once with nothing would make this silo spin.
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        told = await self._gate.session.poll()
+        told = await self._gate.session.poll(list(map(_in_hand, self._in_hand())))
         self._sort_offers(told)
         task = _task(self._roster.coordinator.id, told)
+        # Whatever a coordinator says, no two lanes work on one job. Several may be told of it at
+        # once: the others ask again.
+        if task is not None and task.job in {own.job for own in self._in_hand()}:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), PAUSE_SECONDS)
+            return TaskReceived(None)
+        lane.task = task
         if task is None and loop.time() - asked < PAUSE_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
         return TaskReceived(task)
+
+    def _in_hand(self) -> list[Task]:
+        return [lane.task for lane in self._lanes if lane.task is not None]
 
     def _sort_offers(self, told: pb.Task) -> None:
         """Note which offers the coordinator no longer makes; an older one does not say."""
@@ -334,15 +410,23 @@ class Agent:
                 log.event(MOVED[kind], job=job)
             self._open_offers = open_offers
 
-    async def _connect(self, attempt: int) -> Event:
+    async def _connect(self, lane: Lane, attempt: int) -> Event:
+        # Another lane has opened a session meanwhile.
+        if lane.session < self._greeted:
+            lane.session = self._greeted
+            return Connected()
         # Doubled each time, with jitter: after an outage not all silos greet in the same instant.
         if attempt > 0:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
 
         # Settled before any new upload, which continues behind the bytes that the coordinator has.
-        self._beat_seconds = await self._gate.session.hello()
-        for upload in await self._gate.settle():
+        async with self._gate.door:
+            self._beat_seconds = await self._gate.session.hello(len(self._lanes))
+            settled = await self._gate.settle()
+        self._greeted += 1
+        lane.session = self._greeted
+        for upload in settled:
             log.event(
                 "upload.settled",
                 job=upload.job,
@@ -480,6 +564,10 @@ class Agent:
         return await asyncio.to_thread(self._admit, signed)
 
     async def _download(self, needed: WeightsNeededError) -> None:
+        async with self._downloading:
+            await self._download_missing(needed)
+
+    async def _download_missing(self, needed: WeightsNeededError) -> None:
         job, weights = needed.job, needed.weights
         if needed.path.exists():
             log.problem(
@@ -547,6 +635,9 @@ class Agent:
             )
         return known
 
+    def _trainer(self, job: str) -> Trainer:
+        return self._trainers.setdefault(job, Trainer(self._pool))
+
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._config.directory / "jobs" / job)
 
@@ -565,6 +656,7 @@ class Agent:
         The federation continues without this silo. A full disk is no such failure: the agent ends,
         so that the round is as it was once there is room.
         """
+        await self._make_room()
         async with self._beating(asked.job, asked.round):
             try:
                 await self._round(await self._accepted(asked.job, asked.digest), asked)
@@ -598,6 +690,11 @@ class Agent:
             except PeerError as error:
                 await self._give_up(asked, _code(error), error)
         return Worked()
+
+    async def _make_room(self) -> None:
+        """Leave rounds on which no lane works, so that no more jobs train than there are lanes."""
+        jobs = {task.job for task in self._in_hand()}
+        await self._blind.leave_all(but=jobs, most=len(self._lanes))
 
     async def _give_up(self, asked: RoundOpened, code: str, error: Exception) -> None:
         log.problem("round.failed", job=asked.job, round=asked.round, code=code, why=str(error))
@@ -703,9 +800,8 @@ class Agent:
             )
 
         # The round is told again and again while it waits; its operator needs to read it once.
-        waits = (asked.digest, asked.round)
-        if waits != self._waits_logged:
-            self._waits_logged = waits
+        if self._waits_logged.get(asked.digest) != asked.round:
+            self._waits_logged[asked.digest] = asked.round
             log.problem(
                 "round.waits",
                 job=asked.job,
@@ -727,7 +823,7 @@ class Agent:
         began = time.monotonic()
         train = self._work(admitted).train
         try:
-            contributions = await self._trainer.run(
+            contributions = await self._trainer(admitted.job.name).run(
                 train, asked.round, asked.counted, delivered.tensors
             )
         except TrapError as error:
@@ -758,7 +854,7 @@ class Agent:
             folder,
             self._silo,
             threads,
-            self._trainer.cancelled,
+            self._trainer(admitted.job.name).cancelled,
             private,
             self._place,
             caution,
@@ -778,8 +874,9 @@ class Agent:
         while True:
             await asyncio.sleep(self._beat_seconds)
             try:
-                if not await self._gate.session.beat(job, round_):
-                    self._trainer.cancel()
+                wanted = await self._gate.session.beat(job, round_)
+                if not wanted and job in self._trainers:
+                    self._trainers[job].cancel()
             # Work continues without heartbeats: the next call that needs the connection will fail.
             except StaddleError as error:
                 log.problem("beat.failed", job=job, round=round_, why=str(error))
@@ -788,6 +885,8 @@ class Agent:
 
     async def _conclude(self, finished: JobFinished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
+        await self._make_room()
+        await self._blind.leave(finished.job)
         folder, code = self._folder(finished.job), "UNSPECIFIED"
         # asked again: its keys are gone, and what we can take we have
         ended = self._group_keys.ended(finished.job)
@@ -819,6 +918,7 @@ class Agent:
         await self._gate.session.answer(finished.job, finished.digest, finished.round, "DONE", code)
         # With it go its records, and the processes that read them.
         self._admitted.pop(finished.job, None)
+        self._trainers.pop(finished.job, None)
         return Worked()
 
     async def _take_final(self, finished: JobFinished) -> None:
@@ -826,7 +926,8 @@ class Agent:
         plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
         delivered = await self._rounds(admitted).fetch(plan, own)
         finish, maker = self._work(admitted).finish, partial(self._maker, admitted)
-        await self._trainer.run(finish, finished.counted, delivered.tensors, maker)
+        trainer = self._trainer(finished.job)
+        await trainer.run(finish, finished.counted, delivered.tensors, maker)
 
     def _maker(self, admitted: Admitted) -> ModelMaker:
         origin = Origin(
@@ -856,6 +957,18 @@ def _code(error: StaddleError) -> str:
     if isinstance(error, RefusedError) and error.code in ADMISSION:
         return error.code
     return "DELIVERY"
+
+
+KINDS: Mapping[type[Task], pb.TaskKind] = {
+    JobOffered: pb.TASK_KIND_OFFER,
+    RoundOpened: pb.TASK_KIND_ROUND,
+    JobFinished: pb.TASK_KIND_FINISH,
+}
+
+
+def _in_hand(task: Task) -> pb.InHand:
+    number = 0 if isinstance(task, JobOffered) else task.round
+    return pb.InHand(job=task.job, kind=KINDS[type(task)], round=number)
 
 
 def _task(coordinator: str, task: pb.Task) -> Task | None:

@@ -39,6 +39,8 @@
     file = "survival.npz"
 
     [training]
+    jobs = 1               # in how many jobs it takes part at a time, each with these threads; more
+                           # than one need a launcher that is no thread
     threads = 2
     device = "cpu"         # or "cuda", "cuda:1"; a private job is always trained on the processor
     precision = "float32"  # on a GPU also "tf32" or "bf16": in what layers compute while it trains
@@ -81,7 +83,7 @@ from ..algorithms.numerics.devices import Precision
 from ..errors import LocalError
 from ..files.documents import Strict, read_toml
 from ..metrics.exporter import MetricsConfig
-from ..proto.channel import checked_proxy
+from ..proto.channel import MOST_LANES, checked_proxy
 from ..security.identity import roster_in_use
 from ..security.identity.roster import Pins
 from ..security.identity.roster_in_use import RosterInUse
@@ -94,10 +96,12 @@ Launcher = Literal["thread", "process", "command"]
 class Training(Strict):
     """How the silo trains; private jobs ignore ``device`` and run on the CPU.
 
-    ``launcher`` says where: in a thread of the agent, or in processes apart from it, which get
-    their order in a folder below ``orders`` (silo/training/launched.py).
+    ``jobs`` is in how many jobs the silo takes part at a time. ``launcher`` says where it trains:
+    in a thread of the agent, or in processes apart from it, which get their order in a folder below
+    ``orders`` (silo/training/launched.py).
     """
 
+    jobs: int = pydantic.Field(default=1, ge=1, le=MOST_LANES)
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
     precision: Precision = "float32"
@@ -118,6 +122,12 @@ class Training(Strict):
             raise ValueError("command has no {order}, for which the order's folder stands")
         if self.environment and not apart:
             raise ValueError('environment is for trainer processes; set launcher = "process"')
+        # Precision, threads and random numbers of torch are those of a whole process.
+        if self.jobs > 1 and not apart:
+            raise ValueError(
+                f"jobs = {self.jobs} trains in so many processes at a time; set launcher ="
+                ' "process", or "command"'
+            )
         return self
 
 

@@ -44,6 +44,8 @@ class SignedSets:
         self._ledger = ledger
         self._roster = roster
         self._policy = policy
+        # job digest → a set that this silo let pass, and is about to sign if it has not yet
+        self._passed: dict[str, SumSigned] = {}
 
     def left(self, job_digest: str) -> bool:
         """True if anything of this job left the silo, whatever became of it."""
@@ -54,16 +56,25 @@ class SignedSets:
 
         All sets that the job draws with this silo are judged in turn.
         """
-        policy = self._policy.on(job.dataset)
-        return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, policy)
+        policy, signed = self._policy.on(job.dataset), self._signed_next_to(job)
+        return objection_to(job, self._ledger.silo, signed, self._roster, policy)
 
     def objection(self, job: Job, silos: Collection[str], proven: Collection[str] = ()) -> str:
         """Why no sum of this job may be opened over these silos; empty if it may.
 
         Silos that are ``proven`` to have misdealt in it count as if they had left the federation.
+        A set that passes counts as signed for all other jobs, so that two at a time cannot both
+        pass next to what was signed before them.
         """
-        policy = self._policy.on(job.dataset)
-        return objection(job, silos, self._ledger.signed, self._roster, policy, proven)
+        policy, signed = self._policy.on(job.dataset), self._signed_next_to(job)
+        why = objection(job, silos, signed, self._roster, policy, proven)
+        if not why:
+            self._passed[job.digest] = self._record(job, silos, proven)
+        return why
+
+    def _signed_next_to(self, job: Job) -> tuple[SumSigned, ...]:
+        passed = (own for digest, own in self._passed.items() if digest != job.digest)
+        return (*self._ledger.signed, *passed)
 
     def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
         """The silos against which there is evidence.
@@ -87,21 +98,29 @@ class SignedSets:
         self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()
     ) -> None:
         """Record that a sum over these may be open from now on; durable when it returns."""
+        record = self._record(job, survivors, proven).model_copy(
+            update={"round": attempt.round, "ctx": attempt.ctx.hex()}
+        )
+        await asyncio.to_thread(self._ledger.secagg_signed, record)
+
+    def _record(
+        self, job: Job, survivors: Collection[str], proven: Collection[str] = ()
+    ) -> SumSigned:
+        """The record of a set, as of no attempt yet."""
         # With ``absent`` the record shows all silos when the job was accepted: whoever joined since
         # could not be in it, whatever a coordinator or an operator did.
         silos = self._ledger.silos_then(job.digest) or self._roster.silo_ids
-        record = SumSigned(
+        return SumSigned(
             job=job.name,
             job_digest=job.digest,
-            round=attempt.round,
-            ctx=attempt.ctx.hex(),
+            round=0,
+            ctx=bytes(32).hex(),
             dataset=self._policy.on(job.dataset).dataset,
             survivors=tuple(survivors),
             absent=tuple(sorted(silos.difference(survivors))),
             values="fixed" if tells_fixed(job) else "varying",
             batches=tuple(",".join(sorted(batch)) for batch in _batches(job, proven)),
         )
-        await asyncio.to_thread(self._ledger.secagg_signed, record)
 
 
 def tells_fixed(job: Job) -> bool:

@@ -91,6 +91,7 @@ class GroupKeys:
         self._keys = keys
         self._gate = gate
         self._jobs = jobs
+        self._asking = asyncio.Lock()  # the coordinator answers one such call of a silo at a time
 
     def check_new(self, job: Job) -> None:
         """LocalError where this silo cannot contribute to the key of a job offered to it."""
@@ -152,7 +153,9 @@ class GroupKeys:
 
     async def _all_relayed(self, job: Job) -> tuple[Relayed, ...]:
         for _ in range(MOST_ASKED):
-            if relayed := await self._gate.group_key(job):
+            async with self._asking:
+                relayed = await self._gate.group_key(job)
+            if relayed:
                 return relayed
             await asyncio.sleep(PAUSE_SECONDS)
         why = f"lacks some silos' shares of the key of job {job.name!r}; trying again"

@@ -1,4 +1,4 @@
-"""The blind round that this silo is in, kept while its connection is lost and found again.
+"""The blind rounds that this silo is in, kept while its connection is lost and found again.
 
 The silo's memory of a job's secure sums lies in the job's folder, as
 ``secagg-<exchange>-<purpose>-<recipient>.json``. It is durable before the message that it is about
@@ -8,7 +8,7 @@ It carries its digest (files/checked_file.py), and holds no secret.
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -98,7 +98,7 @@ class OwnValues:
 
 
 class BlindRounds:
-    """The blind rounds of this silo, one at a time.
+    """The blind rounds of this silo, one of each job.
 
     A round stays in memory while the connection is lost.
     """
@@ -113,14 +113,14 @@ class BlindRounds:
         self._gate = gate
         self._keys = keys
         self._group_keys = group_keys
-        self._now: BlindRound | None = None
+        self._rounds: dict[str, BlindRound] = {}  # by job
         # (job, round): contexts of uploads that are there
         self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
         """True while the round and its training are in memory; ``job_digest`` is in hex."""
-        now = self._now
-        return now is not None and (now.job.digest, now.round) == (job_digest, round_)
+        now = ((each.job.digest, each.round) for each in self._rounds.values())
+        return (job_digest, round_) in now
 
     async def take_part(
         self,
@@ -133,14 +133,16 @@ class BlindRounds:
     ) -> None:
         """Take part until the round's sum is open; ``kept`` contributions are not trained again."""
         # One that is in memory resumes with the secrets of its attempt.
-        if self._now is None or not self.goes_on(plan.job.digest, plan.round):
-            await self.leave()
-            self._now = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
+        job = plan.job.name
+        if not self.goes_on(plan.job.digest, plan.round):
+            await self.leave(job)
+            entered = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
+            self._rounds[job] = entered
 
         # Whatever else ends it, the round is over for this process: its secrets and training go.
         goes_on = False
         try:
-            await self._now.run()
+            await self._rounds[job].run()
         except UnreachableError:
             goes_on = True
             raise
@@ -149,7 +151,7 @@ class BlindRounds:
             raise
         finally:
             if not goes_on:
-                await self.leave()
+                await self.leave(job)
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
         """Download the delivery for a round of a blind job, the final one too.
@@ -274,22 +276,29 @@ class BlindRounds:
         # A plain upload has no context and does not matter here.
         if upload.status != "sent" or not upload.ctx:
             return
-        ctx, now = bytes.fromhex(upload.ctx), self._now
+        ctx, now = bytes.fromhex(upload.ctx), self._rounds.get(upload.job)
         of = (upload.job, upload.round)
         self._accepted.setdefault(of, set()).add(ctx)
-        if now is not None and of == (now.job.name, now.round):
+        if now is not None and upload.round == now.round:
             now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:
         """The contexts of a round's uploads that the coordinator has; the set may grow.
 
-        Those of other rounds are forgotten.
+        Those of other rounds of the job are forgotten.
         """
-        self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
-        return self._accepted[job, round_]
+        of = job, round_
+        own = self._accepted.get(of, set())
+        self._accepted = {each: ctx for each, ctx in self._accepted.items() if each[0] != job}
+        self._accepted[of] = own
+        return own
 
-    async def leave(self) -> None:
-        """Cancel the round's training, and forget the round with its secrets."""
-        now, self._now = self._now, None
-        if now is not None:
+    async def leave(self, *jobs: str) -> None:
+        """Cancel the training of these jobs' rounds, and forget the rounds with their secrets."""
+        for now in filter(None, [self._rounds.pop(job, None) for job in jobs]):
             await now.close()
+
+    async def leave_all(self, but: Collection[str] = (), most: int = 0) -> None:
+        """Leave all rounds; the youngest stay, so that there are ``most`` with those of ``but``."""
+        idle = [job for job in self._rounds if job not in but]
+        await self.leave(*idle[: max(0, len(idle) + len(but) - most)])

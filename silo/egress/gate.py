@@ -112,6 +112,8 @@ class Gate:
         self.protocol = ProtocolMessages(self.session, ledger, policy, self._denials)
         self.sum_records = SumRecords(ledger)
         self.signed_sets = SignedSets(ledger, roster, policy)
+        # For one upload or greeting: an upload proves growth from the head that came with the last.
+        self.door = asyncio.Lock()
 
     def ledger_head(self) -> str:
         """The signed head of this silo's ledger, of all its records, as text."""
@@ -266,27 +268,30 @@ class Gate:
             await self._check_paid(declared, round_, outgoing)
 
         # (6) Durable before the first byte: a process that dies on the way counts it as left.
-        intent = await asyncio.to_thread(
-            self._intend, declared, round_, outgoing, offset, applied, cohort
-        )
-        for kind, left in bytes_by_kind(outgoing.releases, offset).items():
-            log.event(
-                "leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent
+        async with self.door:
+            # The coordinator may hold the head of one whose receipt was lost.
+            if self._outcomes.broken(but=declared.digest):
+                raise UnreachableError(self.session.coordinator.id, "has an upload to settle first")
+            intent = await asyncio.to_thread(
+                self._intend, declared, round_, outgoing, offset, applied, cohort
             )
+            named = {"job": declared.job, "round": round_, "intent": intent}
+            for kind, left in bytes_by_kind(outgoing.releases, offset).items():
+                log.event("leaving", **named, kind=kind, bytes=left)
 
-        # (7) to (10)
-        manifest = tensor.Manifest(
-            session=self.session.token,
-            job=declared.job,
-            job_digest=bytes.fromhex(declared.digest),
-            round=round_,
-            size=outgoing.size,
-            tensors=outgoing.headers,
-            offset=offset,
-            context=outgoing.context,
-            part=outgoing.part,
-        )
-        return outgoing, await self._stream(intent, manifest, outgoing)
+            # (7) to (10)
+            manifest = tensor.Manifest(
+                session=self.session.token,
+                job=declared.job,
+                job_digest=bytes.fromhex(declared.digest),
+                round=round_,
+                size=outgoing.size,
+                tensors=outgoing.headers,
+                offset=offset,
+                context=outgoing.context,
+                part=outgoing.part,
+            )
+            return outgoing, await self._stream(intent, manifest, outgoing)
 
     async def _applied(
         self,
@@ -443,7 +448,7 @@ class Gate:
     async def settle(self) -> list[SettledUpload]:
         """Ask what became of uploads whose connection broke, and write their outcomes.
 
-        The oldest comes first. The session is open, and no upload runs.
+        The oldest comes first. The session is open, and no upload runs: the caller has the door.
         """
         settled = await self._outcomes.settle(self.session.standing)
         for upload in settled:
@@ -452,15 +457,9 @@ class Gate:
         return settled
 
     def left(self, job: Job, round_: int) -> bool:
-        """True if something of a round left, or may have, before a restart, too.
-
-        An upload with an unknown outcome counts.
-        """
+        """Whether something of a round left, or may have: also before a restart."""
         return self._ledger.sent(job.digest, round_) > 0
 
     def part_left(self, declared: Declared, round_: int, part: str) -> bool:
-        """True if any of a padded or rotated part left in a round, or may have.
-
-        Every attempt counts, whatever came of it.
-        """
+        """Whether an attempt at a padded or rotated part of a round left, or may have."""
         return self._ledger.attempts(declared.digest, round_, part) > 0

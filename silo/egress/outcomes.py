@@ -66,25 +66,25 @@ class Denials:
         """``policy`` is the digest of the one in force."""
         self._ledger = ledger
         self._policy = policy
-        # job digest, round and reasons of the last denial
-        self._last: tuple[str, int, tuple[str, ...]] | None = None
+        # job digest → round and reasons of its last denial
+        self._last: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def deny(
         self, job: str, digest: str, round_: int, reasons: tuple[str, ...], purpose: str = "update"
     ) -> NoReturn:
         """Record why a round is held back, then raise DeniedError.
 
-        Repeating the last denial writes no record.
+        Repeating the last denial of a job writes no record.
         """
-        denial = (digest, round_, reasons)
+        denial = (round_, reasons)
         # The coordinator may ask for the same round without end, and the ledger must not grow by
-        # that: the same denial in a row is recorded once.
-        if denial != self._last:
+        # that, also where it asks for rounds of several jobs in turn.
+        if denial != self._last.get(digest):
             record = Deny(
                 job=job, round=round_, purpose=purpose, policy=self._policy, reasons=reasons
             )
             await asyncio.to_thread(self._ledger.append, record)
-        self._last = denial
+        self._last[digest] = denial
         raise DeniedError("this silo holds the round back: " + "; ".join(reasons))
 
 
@@ -137,6 +137,11 @@ class Outcomes:
             ref=intent, status=status, bytes_sent=size, receipt=receipt.hex() or None
         )
         await asyncio.to_thread(self._ledger.append, record)
+
+    def broken(self, but: str) -> bool:
+        """True while an upload of this process waits to be settled, of a job but this (digest)."""
+        waiting = (each for each in self._ledger.unsettled if each.seq in self._handed)
+        return any(each.intent.job_digest != but for each in waiting)
 
     def broke(self, intent: int, size: int) -> None:
         """Note that the connection broke, so that OUTCOME has to wait.

@@ -100,10 +100,7 @@ class ProtocolMessages:
         return secagg_delivery_from_wire(message)
 
     def entered(self, job: Job) -> bool:
-        """True if the ledger says that this silo uploaded keys into a secure sum of this job.
-
-        The record comes before the message, which may not have left.
-        """
+        """Whether this silo uploaded keys into a secure sum of this job, or was about to."""
         return self._ledger.entered(job.digest)
 
     # The key of a job's silos.

@@ -147,6 +147,8 @@ class CoordinatorSession:
         self.coordinator = Peer(id=roster.coordinator.id, spki=roster.coordinator.spki_sha256)
         self.token = b""
         self.hold = 0.0
+        self.jobs = 1  # that it may have in hand
+        self._fetching = asyncio.Lock()  # one delivery has the line at a time
         self._ledger = ledger
         self._roster = roster
         self._counts = SessionCounts(ledger, caps, self.coordinator)
@@ -161,11 +163,11 @@ class CoordinatorSession:
         if why := self._counts.count(message):
             raise UnreachableError(self.coordinator.id, why)
 
-    async def hello(self) -> int:
+    async def hello(self, jobs: int = 1) -> int:
         """Open a session under a fresh control record; returns the seconds between heartbeats.
 
-        LocalError where the coordinator holds a head of our ledger that this one does not lead to:
-        nothing may leave.
+        It is for so many ``jobs`` at a time. LocalError where the coordinator holds a head of our
+        ledger that this one does not lead to: nothing may leave.
         """
         # The leaf hash is the challenge to the witnesses: nobody can have an answer to it from
         # before, so an old copy of this ledger cannot be passed off with old signatures.
@@ -179,6 +181,7 @@ class CoordinatorSession:
             challenge=challenge,
             software=software(),
             clock=int(utc_now().timestamp()),
+            jobs=jobs,
         )
         self.count(request)
         reply = await self.client.hello(request)
@@ -196,6 +199,7 @@ class CoordinatorSession:
         # Bounded, so that a coordinator can neither make us spin nor silence us for ever.
         self.token = reply.session
         self.hold = float(min(reply.hold_seconds, MAX_WAIT_SECONDS))
+        self.jobs = max(1, min(reply.jobs, jobs))
         return max(1, min(reply.beat_seconds, MAX_WAIT_SECONDS))
 
     async def end(self) -> None:
@@ -214,9 +218,9 @@ class CoordinatorSession:
 
     # Tasks.
 
-    async def poll(self) -> pb.Task:
-        """Wait for a task; what silos ask and say about each other's ledgers is dealt with here."""
-        request = pb.PollRequest(session=self.token)
+    async def poll(self, in_hand: Sequence[pb.InHand] = ()) -> pb.Task:
+        """Wait for another task; what silos say about each other's ledgers is dealt with here."""
+        request = pb.PollRequest(session=self.token, in_hand=in_hand)
         while True:
             self.count(request)
             task = await self.client.poll(request, self.hold)
@@ -305,7 +309,8 @@ class CoordinatorSession:
         self.count(request)
         frames = self.client.fetch(request, delivery.largest(plan))
         try:
-            return await delivery.take(self._ledger, self.coordinator, plan, frames, rows, sums)
+            async with self._fetching:
+                return await delivery.take(self._ledger, self.coordinator, plan, frames, rows, sums)
         except RefusedError:
             if sums is not None and sums.refused is not None:
                 await self._sum_records.refused(plan.job.name, plan.job.digest, sums.refused)

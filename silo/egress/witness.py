@@ -71,6 +71,7 @@ class Witness:
         self._path = path
         self._heads = checked_file.read_json(path, MemberHeads) if path.exists() else MemberHeads()
         self._kept = self._heads  # as it lies on the disk
+        self._keeping = asyncio.Lock()
         # Detects unreadable heads now, not in the middle of a round.
         for member in self._heads.heads:
             if member in roster:
@@ -137,6 +138,7 @@ class Witness:
             raise PeerError(coordinator, why)
         if said.by in self.reported:  # once a session: each is a record
             return
+        reported = self.reported
 
         # A word that does not hold is the coordinator's doing or the silo's: it counts for nothing,
         # and ends nothing.
@@ -148,8 +150,8 @@ class Witness:
             log.problem("head.ignored", holder=said.by, why=str(error))
             return
         await self._check(said.by, head)
-        # Last, so that only a verified statement counts.
-        self.reported.add(said.by)
+        # Last, so that only a verified statement counts, and in no later session.
+        reported.add(said.by)
 
     async def _check(self, holder: str, head: TreeHead | None) -> None:
         if head is None:
@@ -363,10 +365,12 @@ class Witness:
             forks=self._heads.forks | (forks or {}),
             generation=max(generation, self._heads.generation),
         )
-        # A copy, since another head may come while the file is written.
-        kept = self._heads
-        await asyncio.to_thread(checked_file.write_json, self._path, kept)
-        self._kept = kept
+        # One after another, so that no older one stays.
+        async with self._keeping:
+            # A copy, since another head may come while the file is written.
+            kept = self._heads
+            await asyncio.to_thread(checked_file.write_json, self._path, kept)
+            self._kept = kept
 
 
 def _parsed(data: bytes) -> Note:

@@ -53,11 +53,17 @@ def _described(error: Exception) -> str:
     return f"{' '.join(map(str.strip, lines))[:MAX_TEXT]}{place}"
 
 
-class Trainer:
-    """Runs one piece of work at a time, in one thread next to the event loop."""
+def pool_of(threads: int) -> ThreadPoolExecutor:
+    """Threads for so many pieces of work at a time."""
+    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="training")
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+
+class Trainer:
+    """Runs one piece of work at a time, in a thread of its pool next to the event loop."""
+
+    def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
+        """Without a ``pool`` it has one thread of its own."""
+        self._pool = pool or pool_of(1)
         self._cancel = threading.Event()
 
     def cancelled(self) -> bool:

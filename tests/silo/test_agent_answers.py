@@ -6,12 +6,26 @@ from types import SimpleNamespace
 import pytest
 from support.jobs import make_job
 
-from staddle.errors import RefusedError
+from staddle.errors import RefusedError, UnwritableError
 from staddle.proto import federation_pb2 as pb
 from staddle.silo import agent as agents
 from staddle.silo.admission import approvals
-from staddle.silo.agent import Agent
-from staddle.silo.session import Decide, JobOffered, StopAsked
+from staddle.silo.agent import Agent, Lane
+from staddle.silo.session import (
+    Barred,
+    Connect,
+    Connected,
+    Decide,
+    Exit,
+    JobOffered,
+    Poll,
+    Reload,
+    RoundOpened,
+    StopAsked,
+    TakePart,
+    TaskReceived,
+    Worked,
+)
 
 OFFER = JobOffered("job", "ab" * 32, b"signed")
 
@@ -68,17 +82,46 @@ async def test_the_coordinators_list_of_offers_is_noted_once_it_differs(agent, m
     offer, noted = pb.Offer(job="job", job_digest=bytes(32)), []
     answers = [pb.Task(), told(b"1"), told(b"1", offer=offer), told(nothing=pb.Nothing())]
 
-    async def poll():
+    async def poll(in_hand):
+        assert in_hand == []
         return answers.pop(0)
 
     made = agent.made
     made._config, made._open_offers = SimpleNamespace(directory="here"), None
-    made._gate.session.poll = poll
+    made._gate.session.poll, made._gate.session.jobs = poll, 1
     monkeypatch.setattr(made, "_renew", lambda: asyncio.sleep(0), raising=False)
     monkeypatch.setattr(agents.approvals, "sort_offers", lambda *said: noted.append(said) or {})
     while answers:
-        await made._poll()
+        made._lanes = (Lane(0),)
+        await made._poll(*made._lanes)
     assert noted == [("here", {b"1"}), ("here", frozenset())]
+
+
+async def test_no_two_lanes_work_on_one_job_whatever_the_coordinator_says(agent, monkeypatch):
+    """It tells the others what is in hand, and they ask again where they are told the same."""
+    made, asked = agent.made, []
+    opened = pb.Round(job="job", job_digest=bytes(32), round=3)
+
+    async def poll(in_hand):
+        asked.append([(own.job, own.kind, own.round) for own in in_hand])
+        return pb.Task(round=opened)
+
+    made._lanes, made._freed = tuple(map(Lane, range(3))), asyncio.Event()
+    made._gate.session.poll, made._gate.session.jobs = poll, 2
+    monkeypatch.setattr(made, "_renew", lambda: asyncio.sleep(0), raising=False)
+    monkeypatch.setattr(agents, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 0)
+    first, second, third = made._lanes
+    task = (await made._poll(first)).task
+    assert (task.job, task.round, first.task) == ("job", 3, task)
+    for lane in (second, second, third):  # of three the coordinator gives two a task
+        assert (await made._poll(lane), lane.task) == (TaskReceived(None), None)
+    opened.round = 4  # the next of the job in hand
+    assert await made._poll(second) == TaskReceived(None)
+    first.task = None
+    assert (await made._poll(second)).task == second.task
+    in_hand = [("job", pb.TASK_KIND_ROUND, 3)]
+    assert asked == [[], in_hand, in_hand, in_hand, []]
 
 
 async def test_a_job_that_the_policy_forbids_by_now_waits_for_nobody(agent, monkeypatch, tmp_path):
@@ -107,5 +150,75 @@ async def test_an_agent_stops_though_a_file_never_settles(agent, monkeypatch):
 
     monkeypatch.setattr(agent.made, "_decide", decide, raising=False)
     async with asyncio.timeout(30):
-        found = await agent.made._next(Decide(OFFER), str, lambda: True)
+        found = await agent.made._next(Lane(0), Decide(OFFER), str, lambda: True)
     assert found == StopAsked()
+
+
+@pytest.fixture
+def lanes(agent, monkeypatch):
+    """An agent of two lanes: the first trains until ``done`` is set, the second polls."""
+    made, begun, done = agent.made, asyncio.Semaphore(0), asyncio.Event()
+    made._lanes, made._stop, made._freed = (Lane(0), Lane(1)), asyncio.Event(), asyncio.Event()
+    made._why_reload, made._trainers = "", {}
+    made._pool = SimpleNamespace(shutdown=lambda **_: None)
+    made._blind = SimpleNamespace(leave_all=lambda: asyncio.sleep(0))
+    made._gate.session.close = lambda: asyncio.sleep(0)
+    found = SimpleNamespace(made=made, done=done, performed=[], polled=asyncio.Event().wait)
+
+    async def perform(lane, effect):
+        found.performed.append((lane.number, type(effect)))
+        match effect:
+            case Connect():
+                return Connected()
+            case Poll() if lane.number == 0 and lane.task is None and len(found.performed) < 9:
+                return TaskReceived(RoundOpened("job", "ab" * 32, 0, 0, ()))
+            case TakePart():
+                begun.release()
+                await done.wait()
+                return Worked()
+        begun.release()
+        return await found.polled()
+
+    async def both_at_work():
+        for _ in made._lanes:
+            await begun.acquire()
+
+    found.both_at_work = both_at_work
+    monkeypatch.setattr(made, "_perform", perform, raising=False)
+    monkeypatch.setattr(agents, "LOOK_SECONDS", 0)
+    return found
+
+
+async def test_files_are_read_again_once_the_tasks_in_hand_are_done(lanes):
+    """No further task begins meanwhile, also where the file is changed back."""
+    changed = [""]
+    async with asyncio.timeout(30):
+        run = asyncio.create_task(lanes.made.run(lambda: changed[0], lambda: False))
+        await lanes.both_at_work()
+        changed[0] = "policy"
+        while lanes.made._lanes[1].stage != "stopped":  # noqa: ASYNC110 nobody is told of it
+            await asyncio.sleep(0)
+        changed[0], before = "", len(lanes.performed)
+        assert lanes.made._lanes[0].stage == "working"
+        assert not run.done()
+        lanes.done.set()
+        assert await run == Reload("policy")
+    assert len(lanes.performed) == before
+
+
+async def test_what_ends_one_lane_ends_all_and_says_why(lanes):
+    async def barred():
+        return Barred("an old roster")
+
+    lanes.polled = barred
+    async with asyncio.timeout(30):
+        assert await lanes.made.run(str, lambda: False) == Exit("an old roster")
+    lanes.made._stop, lanes.made._lanes = asyncio.Event(), (Lane(0), Lane(1))
+
+    async def full():
+        raise UnwritableError("no space left")
+
+    lanes.polled = full
+    async with asyncio.timeout(30):
+        with pytest.raises(UnwritableError, match="no space left"):
+            await lanes.made.run(str, lambda: False)

@@ -22,6 +22,7 @@ from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import MOST_LANES
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import GROUP_CONTEXT, HEAD, framed
 from staddle.security.identity.roster import Roster
@@ -210,6 +211,8 @@ class _Reader:
                 "software": lambda v: v == f"staddle {version('staddle')}",
                 # recorded within the last hour
                 "clock": lambda v: 0 <= time.time() - v < 3600,
+                "jobs": lambda v: 1 <= v <= MOST_LANES,
+                "in_hand": self._in_hand,
                 "challenge": lambda v: v in self.challenges or (message.silo, v) in self.asked,
                 "by": lambda v: v == self.silo,
                 "held": lambda v: (message.silo, v) in self.heads,
@@ -224,6 +227,14 @@ class _Reader:
             }
             if name not in known or not known[name](value):
                 yield f"field {name} is {value!r:.80}, which nothing explains"
+
+    def _in_hand(self, tasks) -> bool:
+        """Whether these are tasks that the silo was told."""
+        known = {job for job, _ in self.jobs}
+        return all(
+            own.job in known and own.kind in pb.TaskKind.values() and own.round in {0, *self.rounds}
+            for own in tasks
+        )
 
     def _attested(self, said, signature: bytes) -> bool:
         """Whether the silo signed the other fields, and nothing else: Ed25519 leaves it no choice

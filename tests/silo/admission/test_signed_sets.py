@@ -275,3 +275,17 @@ def test_more_dishonest_silos_than_a_job_of_shared_noise_counts_on_end_it(
             with pytest.raises(RefusedError, match=r"privacy\.dishonest = 2 silos do") as raised:
                 sets.proven(job, ())
             assert (raised.value.code, raised.value.peer) == ("POLICY", "")
+
+
+def test_a_set_that_passed_counts_for_other_jobs_before_it_is_signed(world, sign):
+    """Of two jobs at a time, both of which would pass next to what was signed before, one does."""
+    first, five = sign("first"), sign("five", SILOS[:5])
+    for one, other in ((first, five), (five, first)):
+        sets = world.judging()
+        assert (sets.objection_to(one), sets.objection_to(other)) == ("", "")
+        assert sets.objection(one, one.silos) == ""
+        for _ in range(2):  # the other is refused for as long
+            assert "silo-f alone has" in sets.objection(other, other.silos)
+            assert "silo-f alone has" in sets.objection_to(other)
+        assert sets.objection(one, one.silos) == ""  # its own do not count against it
+    assert world.ledger.signed == ()

@@ -13,7 +13,9 @@ def settled(round_, ctx, job="j1", status="sent"):
 
 
 def test_uploads_are_known_for_one_round():
-    """Uploads on the disk are known once their round is entered, and forgotten with the next."""
+    """Uploads on the disk are known once their round is entered, and forgotten with the job's
+    next.
+    """
     keys = SimpleNamespace(entry=SimpleNamespace(id="silo-a"))
     rounds = BlindRounds(None, None, None, keys, None)
     for upload in (
@@ -28,5 +30,5 @@ def test_uploads_are_known_for_one_round():
     found.add(ONE)
     assert rounds._accepted_in("j1", 1) is found  # entered again after a lost connection
     assert rounds._accepted_in("j1", 2) == set()
-    assert rounds._accepted == {("j1", 2): set()}
+    assert rounds._accepted == {("j1", 2): set(), ("j2", 1): {LOST}}
     assert rounds._accepted_in("j1", 1) == set()

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -662,3 +663,49 @@ def test_rounds_and_attempts_are_messages_of_their_own(world):
     assert world.audited().ok
     assert [m.intent.round for m in ledger_view.messages(world.path)] == [0, 0, 1]
     assert {m.status for m in ledger_view.messages(world.path)} == {"sent"}
+
+
+# Several jobs at a time.
+def other_job(world):
+    return replace(world.declared, job="other", digest="cd" * 32)
+
+
+def test_uploads_of_two_jobs_leave_one_after_the_other(world):
+    """Each proves that the ledger grew from the head that came with the one before."""
+    own, other, at_once = world.declared, other_job(world), []
+    real = world.client.upload
+
+    async def upload(frames, size):
+        at_once.append(1)
+        for _ in range(100):  # whoever else could run has run
+            await asyncio.sleep(0)
+        assert at_once == [1]
+        at_once.clear()
+        return await real(frames, size)
+
+    async def scenario():
+        await world.gate.session.hello()
+        given = Contributions(world.payload())
+        world.client.upload = upload
+        await asyncio.gather(
+            *(world.gate.upload_plain(each, 0, given, SILOS) for each in (own, other)),
+            return_exceptions=True,
+        )
+
+    asyncio.run(scenario())
+    kept = kinds(records(world.path))
+    one = ["egress.intent", "egress.digest", "egress.outcome"]
+    assert [kind for kind in kept if kind.startswith("egress.")] == one + one
+
+
+def test_no_other_job_uploads_until_a_broken_upload_is_settled(world):
+    """The coordinator may have it, and then holds a later head than the next would begin with."""
+    world.broken(2)
+    given, before = Contributions(world.payload()), world.client.uploads
+    with pytest.raises(UnreachableError, match="settle"):
+        asyncio.run(world.gate.upload_plain(other_job(world), 0, given, SILOS))
+    assert world.client.uploads == before
+    world.settle()
+    world.client.stop_after = None
+    world.contribute()
+    assert world.outcome()["status"] == "sent"
