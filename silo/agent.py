@@ -596,7 +596,7 @@ class Agent:
             why = self._gate.signed_sets.objection_to(job)
             if why := why or start_objection(job, jobs, self._policy):
                 raise RefusedError(coordinator, "POLICY", why)
-            check_room(job, self._budget(job))
+            check_room(job, self._budget(job), self._beside(job))
             self._folder(job.name).check_new(signed, self._gate.signed_sets.left)
             # Another job of this name that never began may have been on other records.
             if self._folder(job.name).signed() == signed:
@@ -643,6 +643,12 @@ class Agent:
 
     def _mixed(self, job: str) -> MixMemory:
         return MixMemory(self._folder(job).path)
+
+    def _beside(self, job: Job) -> list[Job]:
+        """Other jobs on the same data set of which this process has worked on a round."""
+        budget, known = self._budget(job), [own.job for own in list(self._admitted.values())]
+        begun = self._trainers.keys() - {job.name}
+        return [own for own in known if own.name in begun and self._budget(own) is budget]
 
     def _budget(self, job: Job) -> DatasetBudget | None:
         """The budget of the data set that a job is on; None where the policy sets none."""

@@ -21,11 +21,12 @@ the silo's own ledger with each reservation, and others hold that one's (silo/eg
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import le
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -226,12 +227,22 @@ class Budget:
                 check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
             return Reservation(self._append(record), record.events)
 
-    def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
-        """ExhaustedError unless the limit covers all of a job, on top of what others spent."""
+    def check_room(
+        self,
+        job: str,
+        job_digest: str,
+        planned: Sequence[Event],
+        beside: Mapping[str, Sequence[Event]] = MappingProxyType({}),
+    ) -> None:
+        """ExhaustedError unless the limit covers all of a job, on top of what others spent.
+
+        Of the jobs ``beside`` it, by digest, all that they are to spend counts.
+        """
         with self._mutex:
-            # Without this job's own: after a restart its reservations are in the log, and its plan
-            # would count them a second time.
-            others = self._events(without=job_digest)
+            # Without their own: what a job has reserved is in the log, and its plan would count it
+            # a second time.
+            others = self._events(without={job_digest, *beside})
+            others += chain.from_iterable(beside.values())
             check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
@@ -303,11 +314,11 @@ class Budget:
     ) -> None:
         self.close()
 
-    def _events(self, without: str = "") -> list[Event]:
-        """The events that were spent or are reserved, without those of one job (its digest)."""
+    def _events(self, without: Collection[str] = ()) -> list[Event]:
+        """The events that were spent or are reserved, without those of some jobs (digests)."""
         events: list[Event] = []
         for digest, job in self._jobs.items():
-            if digest != without:
+            if digest not in without:
                 events += job.events()
         return events
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import Spend, job_spends, signed_sigma
@@ -50,11 +51,19 @@ class DatasetBudget:
         self._open: dict[str, Steppers] = {}  # by job, of this process: one is trained at a time
         self._mutex = threading.Lock()  # heads come into the ledger in their order
 
-    def check_room(self, job: Job, planned: Sequence[Spend]) -> None:
+    def check_room(
+        self,
+        job: Job,
+        planned: Sequence[Spend],
+        beside: Mapping[str, Sequence[Spend]] = MappingProxyType({}),
+    ) -> None:
         """ExhaustedError, with the numbers, where what is left does not cover all that a job is to
         spend.
+
+        ``beside`` has the plans of jobs that run at the same time, by digest.
         """
-        self._budget.check_room(job.name, job.digest, list(map(event_of, planned)))
+        plans = {digest: list(map(event_of, spends)) for digest, spends in beside.items()}
+        self._budget.check_room(job.name, job.digest, list(map(event_of, planned)), plans)
 
     def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
         """Set steps aside, durably in the budget and then in the ledger.

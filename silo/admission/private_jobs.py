@@ -5,11 +5,17 @@ depends on a record: a silo that accepts a private job reveals nothing of its da
 are some and that they fit the model. Facts about the records are advice to the silo's own people.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 from ...algorithms.job.job import Job
-from ...algorithms.job.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
+from ...algorithms.job.privacy import (
+    Spend,
+    decimal,
+    job_spends,
+    signed_sigma,
+    spends_by_sigma,
+)
 from ...algorithms.job.privacy_table import PrivacyTable
 from ...algorithms.job.shared_steps import STEPS
 from ...algorithms.training.accountant import PrivateSilo
@@ -123,13 +129,18 @@ def _norm_objections(job: Job, policy: Policy) -> Iterator[str]:
             )
 
 
-def check_room(job: Job, budget: DatasetBudget | None) -> None:
+def check_room(job: Job, budget: DatasetBudget | None, beside: Iterable[Job] = ()) -> None:
     """ExhaustedError unless the budget covers all of a new job, interrupted rounds included.
 
-    Jobs without [privacy] need none.
+    Jobs without [privacy] need none. All of those that run ``beside`` it on the data set counts as
+    spent: what two jobs are to spend together must not end both before their last rounds.
     """
     if job.privacy is not None and budget is not None:
-        budget.check_room(job, job_spends(job, signed_sigma(job)))
+        budget.check_room(job, _planned(job), {each.digest: _planned(each) for each in beside})
+
+
+def _planned(job: Job) -> tuple[Spend, ...]:
+    return () if job.privacy is None else job_spends(job, signed_sigma(job))
 
 
 def payer(job: Job, budget: DatasetBudget | None, folder: JobFolder) -> PrivateSilo | None:

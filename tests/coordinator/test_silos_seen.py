@@ -171,7 +171,7 @@ def test_an_upload_wakes_no_other_silo_and_writes_no_state_or_roster(world, monk
         await north.contribute()
         waiting = asyncio.create_task(north.told("round"))
         await until(lambda: here.daemon._waiting["north"])
-        counted(daemons.Daemon, "task_for", lambda _, silo: looked.update([silo]))
+        counted(daemons.Daemon, "tasks_for", lambda _, silo: looked.update([silo]))
         counted(daemons.Database, "save_state", lambda _, state: saved.append(state.stage))
         counted(rosters, "digest", digests.append)
         await east.contribute()

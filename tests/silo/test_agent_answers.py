@@ -222,3 +222,14 @@ async def test_what_ends_one_lane_ends_all_and_says_why(lanes):
     async with asyncio.timeout(30):
         with pytest.raises(UnwritableError, match="no space left"):
             await lanes.made.run(str, lambda: False)
+
+
+def test_a_job_is_judged_next_to_those_on_its_records_that_have_begun(agent):
+    names = ("own", "begun", "offered", "elsewhere")
+    jobs = {name: SimpleNamespace(name=name, dataset=name) for name in names}
+    budgets = {**dict.fromkeys(names[:3], "budget"), "elsewhere": "another"}
+    agent.made._admitted = {name: SimpleNamespace(job=job) for name, job in jobs.items()}
+    agent.made._trainers = dict.fromkeys(("own", "begun", "elsewhere"))
+    agent.made._policy = SimpleNamespace(on=lambda name: SimpleNamespace(dataset=name))
+    agent.made._budgets = budgets
+    assert agent.made._beside(jobs["own"]) == [jobs["begun"]]

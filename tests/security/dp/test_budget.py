@@ -107,6 +107,12 @@ def test_all_that_a_job_is_to_spend_must_fit_beside_what_others_have(tmp_path):
         why = r"all of job 'mri' would bring .* over the policy's limit of 3"
         with pytest.raises(ExhaustedError, match=why):
             budget.check_room("mri", OTHER, [*planned, *planned, *planned])
+        # All of a job that runs beside it counts as spent, and what it has reserved counts once.
+        few = [Event("1.1", "0.02", 250)]
+        budget.check_room("mri", OTHER, few)
+        budget.check_room("mri", OTHER, few, {JOB: planned})
+        with pytest.raises(ExhaustedError, match=why):
+            budget.check_room("mri", OTHER, few, {JOB: planned * 2})
         assert budget.head().size == size
 
 
