@@ -148,7 +148,8 @@ def _config(path: Path) -> tuple[SiloConfig, str]:
     # apart from it may be on another machine.
     if training.launcher != "thread":
         processes(config).check()
-        return config, f"{path}; trains by {training.launcher}, on {training.device}"
+        shared = f" in {training.processes} processes" * (training.processes > 1)
+        return config, f"{path}; trains by {training.launcher}{shared}, on {training.device}"
     device = find(training.device)
     check_precision(device, training.precision)
     return config, f"{path}; trains on {device} in {training.precision}"

@@ -45,8 +45,9 @@
     device = "cpu"         # or "cuda", "cuda:1"; a private job is always trained on the processor
     precision = "float32"  # on a GPU also "tf32" or "bf16": in what layers compute while it trains
     graphs = true          # on a GPU: steps of small models are recorded once a stage, and replayed
-    launcher = "thread"    # or "process", "command": trained apart from the agent, which alone has
-                           # the keys (docs/train-apart.md)
+    launcher = "thread"    # or "process", "torchrun", "command": trained apart from the agent,
+                           # which alone has the keys (docs/train-apart.md)
+    processes = 2          # of "torchrun", each with a share of every batch
     orders = "orders"      # its folder of orders, below directory; they hold records
     command = ["srun", "python", "-m", "staddle.silo.training", "{order}"]
     environment = ["SLURM_CONF"]  # variables that the trainer sees in addition to the usual ones
@@ -90,7 +91,7 @@ from ..security.identity.roster_in_use import RosterInUse
 from ..security.policy.data_sets import DATASET, DataSets
 from ..security.policy.file import DatasetName
 
-Launcher = Literal["thread", "process", "command"]
+Launcher = Literal["thread", "process", "torchrun", "command"]
 
 
 class Training(Strict):
@@ -107,6 +108,7 @@ class Training(Strict):
     precision: Precision = "float32"
     graphs: bool = pydantic.Field(default=True, strict=True)
     launcher: Launcher = "thread"
+    processes: int = pydantic.Field(default=1, ge=1, le=1024)
     command: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     orders: Path = Path("orders")
@@ -120,6 +122,8 @@ class Training(Strict):
             )
         if named and not any("{order}" in word for word in self.command):
             raise ValueError("command has no {order}, for which the order's folder stands")
+        if self.processes > 1 and self.launcher != "torchrun":
+            raise ValueError('processes are those of launcher = "torchrun"')
         if self.environment and not apart:
             raise ValueError('environment is for trainer processes; set launcher = "process"')
         # Precision, threads and random numbers of torch are those of a whole process.

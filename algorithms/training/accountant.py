@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import ExhaustedError
 from ..job.privacy import Spend, job_spends, signed_sigma
+from ..numerics.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from ..job.job import Job
@@ -111,11 +112,13 @@ class PrivacyAccount(Protocol):
 class PrivateSilo:
     """The needs of a private round: an account, and randomness that no seed reproduces.
 
-    ``fresh`` makes a new generator for every step and every other release.
+    ``fresh`` makes a new generator for every step and every other release. Where several processes
+    compute the round (``ranks``), it makes the same numbers in each.
     """
 
     account: PrivacyAccount
     fresh: Callable[[], Random]
+    ranks: Ranks = ALONE
 
 
 @dataclass

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..job.privacy_table import SHARED_BITS, share_variance
+from ..numerics.ranks import Ranks
 from .accountant import Random
 
 BITS = 38
@@ -105,6 +106,10 @@ class ClippedSum:
                     scaled.nan_to_num_(0.0, 0.0, 0.0)
                 # Exact in float64: MOST_ROWS integers of BITS bits add up to 2^53 at most.
                 total[place] += scaled.round_().sum(0).long()
+
+    def join(self, ranks: Ranks) -> None:
+        """Add what other processes have added up, before any noise: exact, since it is integers."""
+        ranks.add(self._totals)
 
     def noisy(self, random: Random, places: Sequence[int] | None = None) -> list[Tensor]:
         """The sums with noise, in float64; of the tensors at these ``places``, or of all.

@@ -41,6 +41,7 @@ from ..data.dataset import in_calls
 from ..models.foreign import traits_of
 from ..models.functional import BoundModule
 from ..models.tied import OWNERS
+from ..numerics.ranks import ALONE, Ranks
 from ..numerics.streams import secret_stream
 from .accountant import Random
 from .clipped_sum import ClippedSum
@@ -86,12 +87,18 @@ class Private:
     """
 
     def __init__(
-        self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[Stage], None]
+        self,
+        mechanism: Mechanism,
+        fresh: Callable[[], Random],
+        charge: Callable[[Stage], None],
+        ranks: Ranks = ALONE,
     ) -> None:
         """``charge`` is called before each step, with its stage.
 
-        It raises ExhaustedError where nothing is left to spend.
+        It raises ExhaustedError where nothing is left to spend. Each of ``ranks`` clips its share
+        of the records; the noise is that of one process.
         """
+        self._ranks = ranks
         # of the last step of a stage with shared noise, by parameter
         self.summed: dict[str, Tensor] = {}
         self._mechanism = mechanism
@@ -153,6 +160,7 @@ class Private:
             gradients = self._by_hooks(modules, stage)
         else:
             gradients = _by_function(modules, stage)
+        ranks = self._ranks
         apart = False  # checked in the first step, which knows the form of a record
         named = _named(modules, stage)
         shapes = [p.shape for _, p in named]
@@ -176,12 +184,15 @@ class Private:
                 apart = True
 
             # Rows that fill up a call are not records: their gradients must not be added.
-            moved, total = ClippedSum(shapes, how.clip, how.sigma, shared=bool(summed)), 0.0
-            for xs, ys, records in in_calls(x, y, how.physical_batch):
+            moved = ClippedSum(shapes, how.clip, how.sigma, shared=bool(summed))
+            total, own = torch.zeros((), dtype=torch.float64), slice(ranks.rank, None, ranks.size)
+            for xs, ys, records in in_calls(x[own], y[own], how.physical_batch):
                 losses, found = gradients(xs, ys)
                 moved.add([gradient[:records] for gradient in found])
                 # Their losses must not count either.
                 total += _total(losses[:records])
+            moved.join(ranks)
+            ranks.add([total])
 
             # Penalty and optimiser come after the noise: they are computed from a release alone,
             # and so cost nothing.
@@ -192,7 +203,7 @@ class Private:
             shares = moved.shares(self._random, how.honest, given)
             self.summed = dict(zip(summed, shares, strict=True))
             # By D, like the update: the number of drawn records is not public.
-            return torch.tensor(total / how.divisor, dtype=torch.float64)
+            return total / how.divisor
 
         return step
 

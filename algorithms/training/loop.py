@@ -47,7 +47,8 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class Stepper(Protocol):
     """A way to train a stage.
 
-    ``begin`` is called once per stage, ``batches`` once per epoch, and the step for each batch.
+    ``begin`` is called once per stage, then ``draws`` where it draws at random, ``batches`` once
+    per epoch, and the step for each batch.
     """
 
     def batches(
@@ -209,11 +210,16 @@ class PlainStepper:
                     loss, gradients = whole(x, y)
                 else:
                     loss, gradients = in_pieces(x, y, stage.rows)
+                loss, gradients = self._joined(loss, gradients)
                 updates = clipped(gradients, stage.optimiser.clip)
                 move(parameters, updates, memory, stage.optimiser)
             return loss.detach()
 
         return step
+
+    def _joined(self, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Loss and gradients of the whole batch, where this process computed a share of it."""
+        return loss, gradients
 
 
 PLAIN = PlainStepper()
@@ -288,9 +294,9 @@ def train(
         # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
-    drawn, augment = _draws(modules, stage, draws, way), stage.augment or _as_it_is
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
+    drawn, augment = _draws(modules, stage, draws, way), stage.augment or _as_it_is
     for _ in range(stage.epochs):
         # Each epoch has its own shuffle, from the same generator.
         step_losses: list[Tensor] = []

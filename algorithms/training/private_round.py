@@ -53,8 +53,9 @@ from ..tasks.counting import TESTED
 from ..tasks.task import cells, histogram
 from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
+from .data_parallel import plain_on
 from .dp_sgd import Mechanism, Private
-from .loop import Modules, PlainStepper, Step, Stepper
+from .loop import Modules, Step, Stepper
 from .plain_round import ContributionTaints, Judged, Made
 
 SURE = 9.0  # no normal number is as many standard deviations below 0: one in 10^19 is
@@ -202,7 +203,8 @@ class PrivateRound:
             honest=self._honest,
             local_rate=table.local_rate,
         )
-        self._way = Private(mechanism, private.fresh, self._charge)
+        self._way = Private(mechanism, private.fresh, self._charge, private.ranks)
+        self._noiseless = Noiseless(plain_on(private.ranks))
         self._summed = PUBLIC  # the taint of the sums of a step with shared noise
         self._taints: dict[str, Taint] = {}
         # ``evaluated`` raises this taint to that of the evaluated models.
@@ -328,7 +330,7 @@ class PrivateRound:
 
         Parts that a ``noiseless`` stage trains must stay at the silo.
         """
-        return NOISELESS if stage.noiseless else self._way
+        return self._noiseless if stage.noiseless else self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
         """Set the taints after a stage that was handed these modules.
@@ -474,24 +476,26 @@ class PrivateRound:
         return worst(taint for name, taint in self._taints.items() if name.startswith(prefixes))
 
 
-class _Noiseless(PlainStepper):
-    """Plain training of what stays at this silo.
+class Noiseless:
+    """Plain training, by this way, of what stays at this silo: a ``Stepper``.
 
     A loss that is not finite does not end the round: others would see that, and it depends on the
     records without noise.
     """
 
+    def __init__(self, way: Stepper) -> None:
+        self.batches, self.steps, self.draws, self._begin = (
+            way.batches, way.steps, way.draws, way.begin
+        )  # fmt: skip
+
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch."""
-        plain = super().begin(modules, stage)
+        plain = self._begin(modules, stage)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             return plain(x, y).nan_to_num(0.0, 0.0, 0.0)
 
         return step
-
-
-NOISELESS = _Noiseless()
 
 
 class _Shown(dict[str, Tensors]):

@@ -32,9 +32,10 @@ from ..leaks.taint import EXACT, PUBLIC, paid
 from ..method import Method, initial_state
 from .accountant import PrivateSilo
 from .clipped_sum import ClippedSum
+from .data_parallel import plain_on
 from .loop import never
 from .plain_round import ClearRound, ContributionTaints, Judged, Made
-from .private_round import NOISELESS, deliver, withheld
+from .private_round import Noiseless, deliver, withheld
 
 
 class WholeRound(ClearRound):
@@ -56,7 +57,7 @@ class WholeRound(ClearRound):
             spending = private.account.reserve(round_, spends)
             spending.take(SHARED)
             self._paid = paid(spending.id)
-        super().__init__(method, facts(), NOISELESS, never)
+        super().__init__(method, facts(), Noiseless(plain_on(private.ranks)), never)
         self.spending = spending
         self._honest = job.private.honest(len(job.silos))
         self._sigma = float(Decimal(sigma) * job.private.spread)  # in clips

@@ -44,7 +44,20 @@ LOOK_SECONDS = 0.2  # between two looks whether to stop
 # for a launcher to end what it began, before it is killed
 GRACE_SECONDS = 10.0
 PROGRAM = ("-m", "staddle.silo.training", "{order}", TIED)
-COMMANDS = {"process": (sys.executable, *PROGRAM)}
+PROCESS = (sys.executable, *PROGRAM)
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--max-restarts=0"),
+    # It meets in a file. By its --standalone it would listen on all addresses of this machine, and
+    # run what anybody sends there.
+    *("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-endpoint={order}/torchrun"),
+    *("--rdzv-id=order", "--local-addr=127.0.0.1"),
+)
+OF_TORCHRUN = {
+    # Nor does it listen for the processes, which meet in a file, too (ranks.py).
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # seconds until it kills what a stop does not end; far fewer than it has itself
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2",
+}
 
 # What a trainer sees of the agent's environment, by the whole name or its beginning. Anything else
 # may be a secret, such as a database's password.
@@ -71,8 +84,9 @@ def place_of(config: SiloConfig) -> TrainingPlace:
 def processes(config: SiloConfig) -> "TrainerProcesses":
     """The trainer processes of a configuration whose launcher is no thread."""
     own = config.training
+    torchrun = (*TORCHRUN, f"--nproc-per-node={own.processes}", *PROGRAM)
     return TrainerProcesses(
-        COMMANDS.get(own.launcher, own.command),
+        {"process": PROCESS, "torchrun": torchrun}.get(own.launcher, own.command),
         own.orders,
         DeviceTable(device=own.device, precision=own.precision, graphs=own.graphs),
         {name: source.model_dump(mode="json") for name, source in config.sources.items()},
@@ -186,11 +200,12 @@ class TrainerProcesses:
 
     def _environment(self) -> dict[str, str]:
         known = NAMES.union(self.environment)
-        return {
+        seen = {
             name: value
             for name, value in os.environ.items()
             if name in known or name.startswith(FAMILIES)
         }
+        return seen | OF_TORCHRUN
 
 
 def _of_private(spending: ReservedSteps | None) -> ReservedSteps:

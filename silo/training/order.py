@@ -336,7 +336,10 @@ class OrderFolder:
         self._end(OutcomeFile(loss=report.loss, work=work, taken=taken))
 
     def fail(self, error: StaddleError) -> None:
-        """Write why there is no outcome."""
+        """Write why there is no outcome, unless another process of the order has said why."""
+        # What ended the first is the cause; others miss it.
+        if (self.path / OUTCOME).exists():
+            return
         kind = KINDS_OF_ENDS.get(type(error), "local")
         text = error.why if isinstance(error, PeerError) else str(error)
         self._end(OutcomeFile(kind=kind, text=text))

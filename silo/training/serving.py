@@ -6,42 +6,57 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ...errors import StaddleError
 from .order import Noted, OrderFolder
+from .ranks import FirstsRandom, ProcessRanks, joined, launched, own_device
 from .trainer import Trainer, TrainingDevice
 
 TIED = "--tied"  # end with the standard input
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compute an order; returns the exit status, 0 also where the outcome is an error."""
+    """Compute an order; returns the exit status, 0 also where the outcome is an error.
+
+    Of several processes each that has an error ends with 1: the launcher then ends the others,
+    which may wait for it.
+    """
     folder, *more = arguments
     if TIED in more:
         threading.Thread(target=_wait_for_end, daemon=True).start()
     path = Path(folder)
-    serve(OrderFolder(path, path.stat().st_mode & 0o660))
-    return 0
+    done = serve(OrderFolder(path, path.stat().st_mode & 0o660))
+    return int(not done and launched() > 1)
 
 
-def serve(folder: OrderFolder) -> None:
-    """Compute the order in this process; an error is an outcome, too."""
+def serve(folder: OrderFolder) -> bool:
+    """Compute the order in this process; returns False for an error, which is an outcome, too."""
     trainer = Trainer()
     try:
         # Errors become those that they are in a thread of the agent.
         asyncio.run(trainer.run(_compute, folder))
     except StaddleError as error:
         folder.fail(error)
+        return False
     finally:
         trainer.close()
+    return True
 
 
 def _compute(folder: OrderFolder) -> None:
     asked, on = folder.take()
-    noted = Noted()
-    place = TrainingDevice(on.device, on.precision, graphs=on.graphs)
-    folder.give(place.outcome(replace(asked, note=noted)), noted)
+    noted, private, device = Noted(), asked.private, own_device(on.device)
+    with joined(folder.path, device) as ranks:
+        if private is not None and isinstance(ranks, ProcessRanks):
+            fresh = partial(FirstsRandom, ranks, private.fresh)
+            private = replace(private, fresh=fresh, ranks=ranks)
+        place = TrainingDevice(device, on.precision, graphs=on.graphs, ranks=ranks)
+        outcome = place.outcome(replace(asked, note=noted, private=private))
+        # The others have the same.
+        if ranks.rank == 0:
+            folder.give(outcome, noted)
 
 
 def _wait_for_end() -> None:

@@ -30,7 +30,9 @@ from ...algorithms.job.job import Job
 from ...algorithms.leaks.traps import Caution
 from ...algorithms.models.build import draws_randomly
 from ...algorithms.numerics.devices import CPU, Precision, check_precision, find
+from ...algorithms.numerics.ranks import ALONE, Ranks
 from ...algorithms.training.accountant import PrivateSilo
+from ...algorithms.training.data_parallel import DataParallel
 from ...algorithms.training.loop import Note, Stepper, never, unnoted
 from ...algorithms.training.silo_round import RoundOutcome, final_round, local_round
 from ...errors import LocalError, StaddleError
@@ -176,8 +178,15 @@ class TrainingDevice:
     """
 
     def __init__(
-        self, device: str = "cpu", precision: Precision = "float32", *, graphs: bool = True
+        self,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        *,
+        graphs: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """``ranks`` are the processes of which this one is, each with a device of its own."""
+        self._ranks = ranks
         self._device, self._precision, self._graphs = find(device), precision, graphs
         check_precision(self._device, precision)
         self._held: tuple[JobRecords, TrainingInput] | None = None
@@ -212,16 +221,23 @@ class TrainingDevice:
         # by record.
         hidden = admitted.job.security.required
         if self._device == CPU or admitted.job.privacy is not None:
-            return TrainingInput(CPU, way_on(CPU, hidden=hidden), admitted.train, admitted.test)
+            return TrainingInput(CPU, self._way(CPU, hidden), admitted.train, admitted.test)
         # a job that is read again may have other records
         if self._held is None or self._held[0] is not admitted:
             self._held = None  # first: it makes room
             # a new one: its memory is that of one job
             # A recorded step would draw the same random numbers each time it is replayed.
             graphs = self._graphs and not draws_randomly(admitted.job.model)
-            way = way_on(self._device, self._precision, graphs=graphs, hidden=hidden)
+            way = self._way(self._device, hidden, graphs)
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
+
+    def _way(self, device: torch.device, hidden: bool, graphs: bool = False) -> Stepper:
+        # Precisions are for GPUs. Nothing that processes tell one another is recorded in a graph.
+        precision: Precision = "float32" if device == CPU else self._precision
+        if self._ranks.size > 1:
+            return DataParallel(self._ranks, precision, hidden)
+        return way_on(device, precision, graphs=graphs, hidden=hidden)
 
     def _taken(self, admitted: JobRecords) -> tuple[Dataset, Dataset]:
         try:

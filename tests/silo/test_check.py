@@ -113,6 +113,12 @@ def test_a_gpu_that_is_not_there_is_told(config):
     assert "'cuda:9': this machine has" in finding.text
 
 
+def test_it_says_in_how_many_processes_a_silo_trains(config):
+    config.write_text(config.read_text() + '[training]\nlauncher = "torchrun"\nprocesses = 4\n')
+    said = next(iter(check(config).findings)).text
+    assert said.endswith("trains by torchrun in 4 processes, on cpu")
+
+
 def test_the_configuration_comes_first(config):
     edit(config, "directory", "directry")
     (finding,) = check(config).findings

@@ -248,6 +248,8 @@ LAUNCHED = {
     'launcher = "command"': 'command and launcher = "command" go together',
     'launcher = "command"\ncommand = ["srun", "train"]': "command has no {order}",
     'environment = ["SLURM_CONF"]': "environment is for trainer processes",
+    'launcher = "process"\nprocesses = 2': 'processes are those of launcher = "torchrun"',
+    'launcher = "torchrun"\nprocesses = 0': "training.processes = 0",
     'launcher = "slurm"': "training.launcher = 'slurm'",
 }
 

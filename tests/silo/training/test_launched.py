@@ -22,7 +22,7 @@ from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.job_folder import JobFolder
 from staddle.silo.training import launched
-from staddle.silo.training.launched import COMMANDS, TrainerProcesses
+from staddle.silo.training.launched import PROCESS, TrainerProcesses
 from staddle.silo.training.order import DeviceTable, OrderedRecords
 from staddle.silo.training.trainer import SiloRound, TrainingDevice
 
@@ -47,7 +47,7 @@ def place(tmp_path):
 
 
 def test_a_process_of_its_own_trains_as_the_thread_does(asked, place):
-    found, expected = place(*COMMANDS["process"]).outcome(asked), TrainingDevice().outcome(asked)
+    found, expected = place(*PROCESS).outcome(asked), TrainingDevice().outcome(asked)
     assert state_to_bytes(found.state) == state_to_bytes(expected.state)
     assert found.report == expected.report
     assert found.contributions.keys() == expected.contributions.keys()
@@ -103,7 +103,7 @@ def test_what_ignores_a_stop_is_killed(asked, place, tmp_path, monkeypatch):
 def test_a_trainer_ends_with_the_agent(tmp_path):
     """Its standard input ends when the agent is gone, however that ended."""
     os.mkfifo(tmp_path / "order.json")  # which it would wait for for ever
-    program = [word.replace("{order}", str(tmp_path)) for word in COMMANDS["process"]]
+    program = [word.replace("{order}", str(tmp_path)) for word in PROCESS]
     with Popen(program, stdin=PIPE) as process:
         process.stdin.close()
         assert process.wait(120) == 1

@@ -288,6 +288,16 @@ def test_records_that_are_read_when_they_are_used_are_read_from_their_source(tmp
     assert state_to_bytes(outcome.state) == state_to_bytes(expected.state)
 
     (tmp_path / "images" / "c" / "23.png").unlink()
+    (tmp_path / orders.OUTCOME).unlink()
     serve(folder)
     with refused("holds other records than when the job was accepted"):
+        folder.outcome(asked)
+
+
+def test_the_first_error_of_several_processes_counts(asked, tmp_path):
+    """Those of others come of it, such as that it is gone."""
+    folder = OrderFolder(tmp_path)
+    folder.fail(LocalError("memory ran out"))
+    folder.fail(LocalError("another process has ended"))
+    with refused("^memory ran out$"):
         folder.outcome(asked)
