@@ -54,8 +54,8 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
 HURRIED = {
     "staddle.bundle.measuring": {"RESAMPLES": 100},
     "staddle.silo.agent": {
-        "FIRST_WAIT_SECONDS": 0.05,
-        "LONGEST_WAIT_SECONDS": 0.05,
+        "FIRST_WAIT_SECONDS": 0.1,
+        "LONGEST_WAIT_SECONDS": 0.5,
         "PAUSE_SECONDS": 0.02,
     },
     "staddle.silo.plain_rounds": {"PAUSE_SECONDS": 0.02},
