@@ -64,19 +64,28 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fork(monkeypatch, fork_server):
-    """Once called, further daemons are forked, in sessions of their own: as shipped each would take
-    the seconds of its imports.
-    """
-    made = []
+    """Once called, further daemons are forked, in sessions of their own, but for those of modules
+    that are ``shipped``: as shipped each would take the seconds of its imports.
 
-    def launch(command, *, stdin, stdout, stderr, start_new_session):
-        assert (command[:3], start_new_session) == ([sys.executable, "-P", "-m"], True)
+    The call returns the list of those that were forked.
+    """
+    made, shipped = [], []
+
+    def launch(command, **options):
+        assert (command[:3], options["start_new_session"]) == ([sys.executable, "-P", "-m"], True)
+        if command[3] in shipped:
+            return subprocess.Popen(command, **options)
         forked = [*command[:2], "-c", SESSION, *command[3:]]
-        made.append(Forked(fork_server, forked, str(Path.cwd()), [stderr.fileno()] * 2))
+        made.append(Forked(fork_server, forked, str(Path.cwd()), [options["stderr"].fileno()] * 2))
         return made[-1]
 
-    popen = SimpleNamespace(Popen=launch, DEVNULL=subprocess.DEVNULL)
-    yield lambda: monkeypatch.setattr(background, "subprocess", popen)
+    def begin(*modules):
+        shipped[:] = modules
+        popen = SimpleNamespace(Popen=launch, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(background, "subprocess", popen)
+        return made
+
+    yield begin
     for process in made:
         process.kill()
         process.wait()
@@ -199,6 +208,7 @@ def workspaces_port(folder):
 @pytest.mark.timeout(300)
 def test_a_port_that_is_taken_leaves_nothing_running(folder, files, fork):
     before = set(psutil.Process().children(recursive=True))  # of other tests, such as fork servers
+    silos = fork("staddle.coordinator")  # whose exit code only its parent has
     # Not one that the kernel gives to connections: it must be free again right after.
     with (
         socket.create_server(("127.0.0.1", free_port())) as other,
@@ -209,6 +219,8 @@ def test_a_port_that_is_taken_leaves_nothing_running(folder, files, fork):
     assert "cannot listen on" in str(ended.value)
     assert not any(states(folder).values())
     assert set(psutil.Process().children(recursive=True)) <= before
+    assert len(silos) == 3
+    assert None not in [silo.poll() for silo in silos]
     # what was made stays, and the same command starts it
     fork()
     assert "started: coordinator, a, b, c" in staddle("poc", "up", folder)
