@@ -12,7 +12,7 @@ from ..security.dp.rdp import shown
 from ..security.ledger.messages import CONTROL, MESSAGE, PROTOCOL, Totals
 from ..security.ledger.records import JobDecline
 from ..security.policy.release import GRAM_READER, MIX_READER, SILOS_READER, SUM_READER
-from ..silo.admission.approvals import WaitingJob
+from ..silo.admission.approvals import UNRULED, WaitingJob
 from ..silo.admission.budget import BudgetReport
 from ..silo.config import SiloConfig
 from ..silo.job_folder import JobFolder
@@ -127,10 +127,12 @@ def job_lines(
     facts: SiloFacts | None,
     waiting: Sequence[WaitingJob] = (),
     gone: Mapping[str, float] = MappingProxyType({}),
+    unruled: Mapping[str, float] = MappingProxyType({}),
 ) -> list[SiloJobLine]:
     """Jobs about which a person decides, accepted ones, and those declined and not accepted since.
 
-    Last come those that waited and are ``gone``. The newest of each stand first.
+    Next come those that are ``unruled`` by the policy, and last those that waited and are ``gone``,
+    both since when. The newest of each stand first.
     """
     offered = list(map(_offered, reversed(waiting)))
     lines = offered + [
@@ -144,12 +146,20 @@ def job_lines(
         )
         for job in reversed(jobs)
     ]
-    newest = sorted(gone, key=gone.__getitem__, reverse=True)
-    left = [SiloJobLine(name, "no longer offered", at=_time(gone[name])) for name in newest]
+    rest = {"waits for a person": unruled, "no longer offered": gone}
+    left = [
+        SiloJobLine(name, state, reasons=_unruled(name) * (since is unruled), at=_time(since[name]))
+        for state, since in rest.items()
+        for name in sorted(since, key=since.__getitem__, reverse=True)
+    ]
     for more in (_declined(facts), left):
         known = {line.name for line in lines}
         lines += [line for line in more if line.name not in known]
     return lines
+
+
+def _unruled(job: str) -> tuple[str, ...]:
+    return (UNRULED.format(what="it yet", job=job),)
 
 
 def _time(since: float) -> str:

@@ -139,7 +139,10 @@ class SiloSite:
     def _job_list(self, _: Parameters) -> Mapping[str, Any]:
         waiting = approvals.waiting(self._config)
         gone = approvals.gone(self._config.directory)
-        lines = page.job_lines(self._jobs.get(), self._facts.found, waiting, gone)
+        found = self._facts.found
+        # Before the ledger was read, nobody knows which of them the policy declined.
+        unruled = approvals.declined(self._config.directory) if found else {}
+        lines = page.job_lines(self._jobs.get(), found, waiting, gone, unruled)
         return {"jobs": lines, **self._verdict()}
 
     def _offered(self, parameters: Parameters) -> Mapping[str, Any]:

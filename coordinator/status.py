@@ -135,8 +135,8 @@ def _who(
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
     match state.stage:
         case "admitting":
-            refused = without(state.answers, state.admitted)
-            missing = without(state.silos, state.answers)
+            missing = state.unanswered
+            refused = without(state.answers, {*state.admitted, *missing})
             return state.admitted, missing, {silo: state.answers[silo] for silo in refused}
         case "finishing" | "ended":
             # A lost silo may have come back and confirmed.

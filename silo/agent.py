@@ -460,15 +460,16 @@ class Agent:
             # An operator signed it: a person may have the policy allow it, without its file.
             if error.code == "POLICY":
                 approvals.keep_declined(self._config.directory, offer.job, offer.signed)
+                # Without a rule nobody here has decided anything yet.
+                if not self._policy.file.allow:
+                    return await self._wait(offer, error.why)
             return await self._decline(offer, error)
         job = admitted.job
         policy, peer = self._policy.digest, self._roster.coordinator.id
         try:
             person = approvals.asked(self._config, job.name, offer.signed, policy, peer)
-        # No decision yet, so there is none to record.
         except RefusedError as error:
-            log.event("job.waits", job=offer.job, why=error.why)
-            return await self._answer_again(offer, error.code)
+            return await self._wait(offer, error.why)
         if person is not None and person.answer == "declined":
             why = "a person at this silo declined it"
             return await self._decline(
@@ -541,6 +542,11 @@ class Agent:
         stays = error.code in (*ADMISSION, approvals.NOT_APPROVED)
         again = self._answer_again if stays else self._answer_declined
         return await again(offer, error.code)
+
+    async def _wait(self, offer: JobOffered, why: str) -> Event:
+        """Say that a person here has to decide; no decision is recorded, since there is none."""
+        log.event("job.waits", job=offer.job, why=why)
+        return await self._answer_again(offer, approvals.WAITING)
 
     async def _answer_again(self, offer: JobOffered, code: str) -> Event:
         """Answer, and the same for some time where the job is offered again."""

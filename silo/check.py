@@ -160,7 +160,11 @@ def _policy(config: SiloConfig) -> tuple[SiloPolicy, str]:
     budgets.check_config(config)
     check_same_records(config.directory / "jobs", config.names)
     rules = len(policy.file.allow)
-    said = f"{rules} rules" if rules else "no rule, so nothing may leave and every job is declined"
+    said = (
+        f"{rules} rules"
+        if rules
+        else "no rule, so nothing may leave and every job waits for you (staddle silo accept)"
+    )
     return policy, f"{config.policy}: {said}; sha256 {policy.digest[:12]}…"
 
 

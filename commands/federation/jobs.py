@@ -186,9 +186,11 @@ SHOWN_ROUNDS = 5
 # What a person at a silo thought stands in no log.
 ASK = {
     NOT_APPROVED: "ask the people there",
-    # A new silo's policy allows nothing, so this is the usual first answer.
-    "POLICY": "its policy does not allow it; the people there may accept it",
+    "POLICY": "its policy does not allow it; the people there may have it allow it",
 }
+UNDECIDED = (
+    "people there have yet to decide: the policy has no rule for this job yet, or asks a person"
+)
 LONGEST_LEFT = 10**9  # seconds
 
 
@@ -221,9 +223,9 @@ def follow(screen: Screen, operator: Operator, name: str) -> None:
         for report in operator.watch(name):
             status = report.status
             progress.update(bar, total=status.rounds, completed=status.round, note=status.stage)
-            # Whom it waits for is for the operator to call.
+            # Whom it waits for is for the operator to call, and a stopped job to be resumed.
             line = status_line(status)
-            if status.stage == "admitting" and line != shown:
+            if status.stage in ("admitting", "stopped") and line != shown:
                 screen.show(line)
                 shown = line
     screen.show(status_line(status))
@@ -236,13 +238,16 @@ def _awaited(status: pb.JobStatus) -> str:
     why: dict[str, str] = {}
     if status.stage == "admitting":
         answers = {silo: status.answers.get(silo, "") for silo in status.silos}
-        known = {"": "not answered", WAITING: "waiting for approval"}
+        known = {"": "not answered", WAITING: UNDECIDED}
         why = {silo: known[code] for silo, code in answers.items() if code in known}
     elif status.stage == "round":
         over = {*status.given, *status.failed}
         why = {silo: "training" for silo in status.cohort if silo not in over}
     why |= dict.fromkeys(set(status.unheard).intersection(why), "not connected")
-    listed = ", ".join(f"{silo} ({text})" for silo, text in why.items())
+    groups: dict[str, list[str]] = {}
+    for silo, text in why.items():
+        groups.setdefault(text, []).append(silo)
+    listed = ", ".join(f"{', '.join(own)} ({text})" for text, own in groups.items())
     return f"; awaited: {listed}" if listed else ""
 
 
@@ -292,9 +297,7 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
 
 def status_line(status: pb.JobStatus, pace: str = "") -> str:
     """A job's status for people; ``pace`` says how long it still takes."""
-    stage = status.stage
-    if stage == "ended":
-        stage += f" {status.outcome}"
+    stage = status.outcome if status.stage == "ended" else status.stage
     line = f"{status.job:<24} {stage:<18} {status.round} of {status.rounds} rounds"
     if status.stage == "round":
         line += f", {len(status.given)} of {len(status.cohort)} silos uploaded"

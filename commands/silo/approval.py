@@ -187,12 +187,15 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
         yield own.job, state, "", own.problem or f"round {own.done} of {own.rounds}"
     # Accepted later, or asked about by now, is no longer declined.
     known = {each.job for each in waiting} | {own.job for own in found.jobs}
-    kept = set(approvals.declined(config.directory))
+    kept = approvals.declined(config.directory)
     answer = {True: "declined; silo accept", False: "declined"}
     others = {
         name: ("no longer offered", _time(since), "")
         for name, since in approvals.gone(config.directory).items()
     }
+    for name, since in kept.items():
+        unruled = approvals.UNRULED.format(what="it yet", job=name)
+        others[name] = ("waits for a person", _time(since), unruled)
     for name, why in _declined(config.directory / LEDGER).items():
         others[name] = (answer[name in kept], "", why)
     yield from ((name, *row) for name, row in others.items() if name not in known)

@@ -302,7 +302,8 @@ class LogEvent:
 Effect: TypeAlias = DrawCohort | Fold | StartRoundTimer | Gather | Drop | Halt | LogEvent
 
 
-# a silo's answer while a person there has not decided yet; it is no answer to the offer
+# a silo's answer while its people have not decided yet: its policy has no rule, or asks a person.
+# It is no answer to the offer
 WAITING = "WAITING"
 NOT_APPROVED = "NOT_APPROVED"
 # of a batch without which sums are of values, and with which they are not: it takes no more part
@@ -314,7 +315,7 @@ GUILTY = (Code.MISDEALT, Code.COMPLAINT)
 PROVEN = Code.MISDEALT
 WORDS = {
     NOT_APPROVED: "a person there declined",
-    WAITING: "a person there has not approved it yet",
+    WAITING: "its people have not decided yet",
     BATCH: "with its batch a sum was beyond what silos may give",
     BUDGET: "its privacy budget is spent",
     Code.MISDEALT: "it dealt shares that do not open or do not join",

@@ -62,6 +62,12 @@ class Decision:
         return ", ".join(names) or DEFAULT_DENY
 
     @property
+    def unruled(self) -> tuple[str, ...]:
+        """The parts that no rule has."""
+        denied = (verdict for verdict in self.tensors if verdict.rule == DEFAULT_DENY)
+        return tuple(dict.fromkeys(verdict.release.part for verdict in denied))
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """All reasons, those of single tensors first."""
         of_tensors = chain.from_iterable(verdict.reasons for verdict in self.tensors)

@@ -6,8 +6,9 @@
                                                as its operator signed it
     <directory>/approvals/gone/<job>.json      one that waited, and that the coordinator says it no
                                                longer offers: nobody can decide about it
-    <directory>/approvals/declined/<job>.json  a job that the policy declined, as its operator
-                                               signed it: a person may have the policy allow it
+    <directory>/approvals/declined/<job>.json  a job that the policy declined, or has no rule for,
+                                               as its operator signed it: a person may have the
+                                               policy allow it
     <directory>/approvals/decisions.json       what a person decided, by job
 
 A decision is for the very bytes that an operator signed, under one policy: another document of the
@@ -54,6 +55,7 @@ MOST_OFFERS = 100  # that are kept; an operator could have any number signed
 MOST_REASON = 500  # characters
 # One line of a person's name or office, which commands, pages and the ledger show.
 Name = Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*$")]
+UNRULED = "the policy has no rule for {what}: review it with staddle silo accept {job}"
 WAITING, NOT_APPROVED = "WAITING", "NOT_APPROVED"  # of ``ErrorCode``
 Answer: TypeAlias = Literal["approved", "declined"]
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -291,9 +293,13 @@ def offered(config: SiloConfig, job: str) -> bytes:
     return signed
 
 
-def declined(directory: Path) -> list[str]:
-    """The names of jobs that the policy declined, and that a person may have it allow."""
-    return [path.stem for path in _offers(directory, DECLINED)]
+def declined(directory: Path) -> dict[str, float]:
+    """The jobs that the policy does not allow, and that a person may have it allow.
+
+    And since when, as ``since``. The ledger has those that it declined, and not those that came
+    before it had any rule.
+    """
+    return {path.stem: since / 1e9 for path, since in _times(directory, DECLINED).items()}
 
 
 def declined_offer(directory: Path, job: str) -> bytes:

@@ -29,6 +29,7 @@ from ...security.secagg.spec import Terms
 from ..config import SiloConfig, Weights
 from ..parts.declared import Declared, RecordCount
 from ..parts.releases import readers_of_message, upload_releases
+from .approvals import UNRULED
 from .private_jobs import check_signed, privacy_objections
 from .start_weights import check_start, weights_objections
 
@@ -456,13 +457,17 @@ def admit(
     check_member(job, silo, roster)
     policy = on_data_set(job, policy, coordinator)
 
-    # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
-    # rounds uploads.
-    objections = job_objections(plan, policy, roster)
+    # (4) The policy has rules for all that any of its rounds uploads, agrees to what it spends and
+    # to how blind it is, and allows it.
+    found = outflows(plan, roster, policy)
+    unruled = dict.fromkeys(chain.from_iterable(outflow.decision.unruled for outflow in found))
+    # One sentence for all of them, whatever they are: whoever reviews the job sees each tensor.
+    missing = UNRULED.format(what=", ".join(unruled), job=job.name)
+    objections = (*[missing] * bool(unruled), *job_objections(plan, policy, roster))
     if objections:
         # All at once, so that they can be fixed in one go.
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
-    for outflow in outflows(plan, roster, policy):
+    for outflow in found:
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
             raise RefusedError(coordinator, "POLICY", why)

@@ -125,6 +125,11 @@ def test_jobs_stand_with_why_they_were_declined(made, facts):
     lines = silo_page.job_lines(jobs, facts, gone=gone)
     assert [line.name for line in lines] == [first.name, second.name, "newer", "older"]
     assert (lines[3].state, lines[3].at) == ("no longer offered", "1970-01-01T00:00:00+00:00")
+    *_, line = silo_page.job_lines(jobs, facts, unruled={second.name: 1.0, "fourth": 2.0})
+    assert (line.name, line.state) == ("fourth", "waits for a person")
+    assert line.reasons == (
+        "the policy has no rule for it yet: review it with staddle silo accept fourth",
+    )
 
 
 @pytest.mark.parametrize(

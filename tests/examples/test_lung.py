@@ -155,7 +155,7 @@ def test_the_script_runs_four_hospitals_blind(path, tmp_path):
         check=False,
     )
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
-    assert "ended completed    2 of 2 rounds" in done.stdout
+    assert "completed          2 of 2 rounds" in done.stdout
     assert done.stdout.count("2 receipts hold; 0 messages that were sent have none") == 5
     report = json.loads((tmp_path / "lung/hospital-1/state/jobs/lung/report.json").read_text())
     assert 0 <= report["final"]["trained"]["measures"]["brier"] <= 1

@@ -74,7 +74,7 @@ def _check_kept(said, folder, launch):
             daemons[-1].wait_for({"coordinator": "listening", "silo": "connected"}[noun], 120)
         listed = staddle("job", "list", *by_name["job submit"][-2:])
     assert len(runs) == 3
-    assert listed.output.count("ended completed") == 3, listed.exception
+    assert listed.output.count("completed") == 3, listed.exception
     assert (folder / "jobs" / "demo-fedper.toml").exists()
 
 

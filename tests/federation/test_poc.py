@@ -128,7 +128,7 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path, fork, for
 
     said = staddle("poc", "run", folder)
     assert "federated" in said
-    assert len([line for line in said.splitlines() if "ended completed" in line]) == 2
+    assert len([line for line in said.splitlines() if "completed" in line]) == 2
     before = (folder / "a" / "policy.toml").read_bytes()
 
     # another method, which the policies allow once they are told to; agents read them again
@@ -136,10 +136,10 @@ def test_from_files_to_a_silo_that_moved_away(folder, files, tmp_path, fork, for
     (folder / "jobs" / "other.toml").write_text(
         text.replace('"first"', '"other"').replace('"pfedsim"', '"fedavg"')
     )
-    with pytest.raises(LocalError, match="method 'fedavg' and part 'model'"):
+    with pytest.raises(LocalError, match="the policy has no rule for model"):
         staddle("poc", "run", folder, "other")
     said = staddle("poc", "run", folder, "other", "--allow")
-    assert "other                    ended completed" in said
+    assert "other                    completed" in said
     assert (folder / "a" / "policy.before.toml").read_bytes() == before
     assert states(folder) == first
 

@@ -47,7 +47,7 @@ def agent(monkeypatch):
         return SimpleNamespace(job=make_job("fedper"))
 
     made._declined, made._config = {}, None
-    made._policy = SimpleNamespace(digest="")
+    made._policy = SimpleNamespace(digest="", file=SimpleNamespace(allow=["a rule"]))
     made._roster = SimpleNamespace(coordinator=SimpleNamespace(id="coordinator"))
     made._gate = SimpleNamespace(
         session=SimpleNamespace(record_decision=record_decision, answer=answer)
@@ -137,7 +137,27 @@ async def test_a_job_that_the_policy_forbids_by_now_waits_for_nobody(agent, monk
     monkeypatch.setattr(made, "_admit_with_weights", forbids, raising=False)
     await made._decide(offer)
     assert list(tmp_path.rglob("offers/*.json")) == []
-    assert approvals.declined(tmp_path) == ["test"]
+    assert list(approvals.declined(tmp_path)) == ["test"]
+
+
+async def test_a_policy_without_a_rule_waits_for_people_and_one_with_rules_declines(
+    agent, monkeypatch, tmp_path
+):
+    """Nothing is recorded while nobody has decided; the coordinator learns a code in both cases."""
+    made, offer = agent.made, JobOffered("test", "ab" * 32, b"signed")
+    made._config = SimpleNamespace(directory=tmp_path)
+
+    async def forbids(signed):
+        raise RefusedError("coordinator", "POLICY", "no rule")
+
+    monkeypatch.setattr(made, "_admit_with_weights", forbids, raising=False)
+    for rules, code in ((), "WAITING"), (("a rule",), "POLICY"):
+        agent.done.clear()
+        made._declined, made._policy = {}, SimpleNamespace(file=SimpleNamespace(allow=rules))
+        await made._decide(offer)
+        recorded = [("record", "test", ("no rule",))] * (code == "POLICY")
+        assert agent.done == [*recorded, ("DECLINE", code)]
+        assert list(approvals.declined(tmp_path)) == ["test"]
 
 
 async def test_an_agent_stops_though_a_file_never_settles(agent, monkeypatch):

@@ -181,10 +181,10 @@ def test_a_policy_that_is_none_or_empty(federation, look, config):
     )
     findings = {f.name: f for f in check(config).findings}
     assert findings["policy"].ok
-    assert "nothing may leave and every job is declined" in findings["policy"].text
+    assert "nothing may leave and every job waits for you" in findings["policy"].text
     declined = look(federation.folder / "jobs" / "simple.json")["job"]
     assert "simple.json: this silo would decline the job, POLICY: " in declined
-    assert "no [[allow]] has method" in declined
+    assert "the policy has no rule for extractor, metrics" in declined
     assert "coordinator:" not in declined  # which has said nothing
 
 

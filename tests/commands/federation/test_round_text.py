@@ -250,7 +250,8 @@ def test_a_watched_job_names_who_is_awaited_and_why():
         answers={"a": "accepted", "b": "WAITING", "c": "POLICY"},
         unheard=["e"],
     )
-    said = "; awaited: b (waiting for approval), d (not answered), e (not connected)"
+    said = "; awaited: b (people there have yet to decide: the policy has no rule for this job yet,"
+    said += " or asks a person), d (not answered), e (not connected)"
     assert jobs._awaited(status) == said
     line = jobs.status_line(status, "; 0%")
     assert "declined by c (POLICY: its policy does not allow it" in line

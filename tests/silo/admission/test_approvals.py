@@ -197,7 +197,7 @@ def test_what_the_policy_declined_is_kept_apart_until_it_is_accepted(tmp_path):
     """Only the newest stay: an operator could have any number signed."""
     for number in range(approvals.MOST_OFFERS + 1):
         approvals.keep_declined(tmp_path, f"lung-{number}", b"{}")
-    kept = approvals.declined(tmp_path)
+    kept = list(approvals.declined(tmp_path))
     assert len(kept) == approvals.MOST_OFFERS
     assert approvals.declined_offer(tmp_path, kept[0]) == b"{}"
     approvals.forget_offer(tmp_path, kept[0])
@@ -205,6 +205,6 @@ def test_what_the_policy_declined_is_kept_apart_until_it_is_accepted(tmp_path):
         approvals.declined_offer(tmp_path, kept[0])
     approvals.keep_declined(tmp_path, "heart", b"heart's")
     approvals.sort_offers(tmp_path, {sha256(b"heart's").digest()})
-    assert approvals.declined(tmp_path) == ["heart"]
+    assert list(approvals.declined(tmp_path)) == ["heart"]
     with pytest.raises(LocalError, match="no name of a job"):
         approvals.keep_declined(tmp_path, "../lung", b"{}")
