@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 from staddle.proto.channel import require_tls13
@@ -54,28 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 
 
-def rewrite_own_share(config: pytest.Config) -> None:
-    """In a new checkout each worker begins with other test files than the others.
-
-    All need all of them, with their asserts rewritten, which takes 10 s: this way each finds most
-    of them done.
-    """
-    own = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
-    number, workers = int(own["workerid"].removeprefix("gw")), own["workercount"]
-    for file in sorted(Path(__file__).parent.rglob("test_*.py"))[number::workers]:
-        kept = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
-        if workers > 1 and not kept.exists() and rewrite.try_makedirs(kept.parent):
-            source, code = rewrite._rewrite_test(file, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, kept)
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+def pytest_collection() -> Generator[None, Any, Any]:
     """Collected tests live to the end, so garbage collection need not scan them, nor what they
     import.
     """
     gc.disable()
-    rewrite_own_share(session.config)
     result = yield
     gc.freeze()
     gc.enable()
