@@ -185,19 +185,22 @@ class ModelOptions(Strict):
         """Without the keys that the model has not."""
         written: dict[str, Any] = serialise(self)
         network = NETWORKS.get(self.name)
-        written.pop(({"classes", "outputs"} - {self.outputs_key}).pop(), None)
-        if network is not None:
-            written.pop("head", None)
+        configurable = network is None or network.options is not None
+        lacks = {
+            "classes": self.outputs_key != "classes",
+            "outputs": self.outputs_key != "outputs",
+            "head": network is not None,
+            "weights": self.weights is None,
+            "lora": self.lora is None,
+            "inputs": not self.inputs,
+            "options": not configurable,
+        }
+        for key in filter(lacks.get, lacks):
+            written.pop(key, None)
         # A signed job has no path, and a job file need not have a digest.
-        if weights := written.pop("weights", None):
+        if weights := written.get("weights"):
             written["weights"] = {key: value for key, value in weights.items() if value is not None}
-        if self.lora is None:
-            written.pop("lora", None)
-        if not self.inputs:
-            written.pop("inputs", None)
-        if network is not None and network.options is None:
-            written.pop("options", None)
-        elif "options" in written:
+        if "options" in written:
             written["options"] = written_options(self.options or {})
         return written
 
