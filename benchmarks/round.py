@@ -15,12 +15,13 @@ Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coo
 all threads, mean over rounds), and the coordinator's memory: idle, that is when it listens, and the
 peak while the job runs; the difference also in uploads; then the peak of the silo that took most,
 and what lay in the coordinator's folder when a round closed. What the model took while the job was
-read is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its own
-copy; records, proofs and their fsyncs), measured in the silos around the calls, median over rounds
-and silos. SHA-256 is in both streams and not in it. With ``--blind``, of four silos or more, the
-same rounds are measured once more with secure aggregation (private weights, 32 bits a word): all of
-its steps, with no training to hide the setup behind. With ``--mix`` the rounds are pFedSim's, whose
-extractors are mixed for each silo (and compared by their classifiers), instead of FedAvg's.
+read is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its
+own copy; records, proofs and their fsyncs), measured in the silos around the calls, median over
+rounds and silos. SHA-256 is in both streams and not in it. With ``--blind``, of four silos or more,
+the same rounds are measured once more with secure aggregation (private weights, 32 bits a word):
+all of its steps, with no training to hide the setup behind. With ``--mix`` the rounds are
+pFedSim's, whose extractors are mixed for each silo (and compared by their classifiers), instead of
+FedAvg's.
 ``--side`` is the edge of LeNet-5's square input: 324 gives 46.7 MB of parameters, 60 gives 1 MB.
 """
 
