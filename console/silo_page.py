@@ -142,7 +142,7 @@ def job_lines(
             method=job.method,
             done=job.done,
             rounds=job.rounds,
-            reasons=tuple(filter(None, [job.problem])),
+            reasons=tuple(filter(None, [job.why])),
         )
         for job in reversed(jobs)
     ]

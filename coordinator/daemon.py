@@ -687,7 +687,9 @@ class Daemon:
             return
         why = f"{type(error).__name__}: {error}"
         log.problem("fold.failed", job=run.job.name, round=round_, why=why)
-        self.apply(run, FoldFailed(round_, f"round {round_} could not be folded: {why}"))
+        # Silos read it: not with paths or values of this machine.
+        said = f"round {round_} could not be folded; the coordinator's log says why (fold.failed)"
+        self.apply(run, FoldFailed(round_, said))
 
     @contextmanager
     def reading(self, run: JobRun, silo: str) -> Iterator[None]:

@@ -240,18 +240,20 @@ class Round(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., counted: _Optional[int] = ..., heads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("job", "job_digest", "round", "completed", "counted")
+    __slots__ = ("job", "job_digest", "round", "completed", "counted", "reason")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_digest: bytes
     round: int
     completed: bool
     counted: int
-    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., completed: _Optional[bool] = ..., counted: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., completed: _Optional[bool] = ..., counted: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("session", "job", "round")

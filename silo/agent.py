@@ -59,7 +59,7 @@ from .egress.session import TurnedAwayError, UnreachableError
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .ingress.start_weights import take
-from .job_folder import JobFolder, split_key
+from .job_folder import MOST_REASON, JobFolder, split_key
 from .parts.contributions import UNSAID, Contributions
 from .plain_rounds import PlainRounds
 from .session import (
@@ -910,10 +910,11 @@ class Agent:
             await asyncio.sleep(PAUSE_SECONDS)
         try:
             if not finished.completed:
-                await asyncio.to_thread(folder.fail)
+                await asyncio.to_thread(folder.fail, finished.reason)
             elif not ended:
                 await self._take_final(finished)
-            log.event("job.finished", job=finished.job, completed=finished.completed)
+            said = {"why": finished.reason[:MOST_REASON]} if finished.reason else {}
+            log.event("job.finished", job=finished.job, completed=finished.completed, **said)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
         except (PeerError, LocalError) as error:
@@ -996,8 +997,9 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             )
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
+            over = task.finish
             found = JobFinished(
-                job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted
+                job, digest.hex(), over.round, over.completed, over.counted, over.reason
             )
         # No task, or one that this release does not know: the next poll may bring another.
         case _:

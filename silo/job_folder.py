@@ -67,6 +67,7 @@ from ..security.policy.data_sets import DataSets
 from .parts import contributions
 from .parts.contributions import Contributions
 
+MOST_REASON = 500  # characters of why a job ended
 # files of a job that was accepted, and of which no round has begun
 OFFERED = frozenset(("job.json", "dataset", "failed"))
 
@@ -182,10 +183,24 @@ class JobFolder:
         """Whether the job has ended without its result, as the coordinator said."""
         return (self.path / "failed").exists()
 
-    def fail(self) -> None:
-        """Note that it has ended so; nothing for a job that was not accepted here."""
+    def fail(self, why: str = "") -> None:
+        """Note that it has ended so; nothing for a job that was not accepted here.
+
+        ``why`` is the coordinator's word, of which the first MOST_REASON characters are kept.
+        """
         if self.signed() is not None:
-            write_atomic(self.path / "failed", b"")
+            write_atomic(self.path / "failed", why[:MOST_REASON].encode())
+
+    @property
+    def failure(self) -> str:
+        """Why it has ended so, in the coordinator's words; empty where it said nothing."""
+        return read_bytes(self.path / "failed").decode("utf-8", "replace") if self.failed else ""
+
+    @property
+    def since(self) -> float:
+        """When it came to what it is now, accepted or ended, in seconds since 1970."""
+        files = (self.path / "job.json", self.path / "failed", self.values)
+        return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
     def signed(self) -> bytes | None:
         """The job that was accepted, or None.

@@ -66,13 +66,17 @@ class RoundOpened:
 
 @dataclass(frozen=True)
 class JobFinished:
-    """A job that is over; ``counted`` as in RoundOpened."""
+    """A job that is over; ``counted`` as in RoundOpened.
+
+    ``reason`` is the coordinator's word on why it did not complete.
+    """
 
     job: str
     digest: str
     round: int
     completed: bool
     counted: int
+    reason: str = ""
 
 
 Task: TypeAlias = JobOffered | RoundOpened | JobFinished

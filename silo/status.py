@@ -4,7 +4,7 @@ For the silo's own eyes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ class SiloJobStatus:
     baseline: float | None = None  # the score of the best answer that is the same for all
     form: ScoreForm | None = None  # what the score is
     problem: str = ""  # why its files cannot be read
+    reason: str = ""  # why it ended without its result, in the coordinator's words
+    since: float = 0.0  # when it was accepted, or ended; seconds since 1970
+
+    @property
+    def why(self) -> str:
+        """What is known of why there is no result."""
+        said = f"the coordinator says: {self.reason}" * bool(self.reason)
+        return self.problem or said
 
 
 @dataclass(frozen=True)
@@ -143,9 +151,11 @@ def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
             counts = _score(folder.report(), job)
     # One damaged job does not hide the others.
     except LocalError as error:
-        return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
+        state, problem = (folder.finished, folder.failed), str(error)
+        return SiloJobStatus(name, *state, problem=problem, since=folder.since)
     state = (folder.finished, folder.failed)
-    return SiloJobStatus(name, *state, job.method_name, done, job.length, **counts)
+    found = SiloJobStatus(name, *state, job.method_name, done, job.length, **counts)
+    return replace(found, reason=folder.failure, since=folder.since)
 
 
 def _allowed(document: object, config: SiloConfig) -> Allowed:

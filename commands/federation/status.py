@@ -201,8 +201,8 @@ def _silo(found: SiloStatus) -> list[str | PrintedTable]:
         done = f"{job.done} of {job.rounds}"
         rows.append((job.job, job.method, done, _state(job), _score(job)))
         # One damaged job does not hide the others.
-        if job.problem:
-            problems.append(f"{job.job}: {job.problem}")
+        if job.why:
+            problems.append(f"{job.job}: {job.why}")
     columns = ("job", "method", "rounds", "state", "own held-out records")
     return [head, policy, _table(columns, rows), *problems, *ledger]
 

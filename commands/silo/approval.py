@@ -184,7 +184,7 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
     for own in found.jobs:
         ended = {True: "finished", False: "failed"}[own.finished]
         state = ended if own.finished or own.failed else "runs"
-        yield own.job, state, "", own.problem or f"round {own.done} of {own.rounds}"
+        yield own.job, state, _time(own.since), own.why or f"round {own.done} of {own.rounds}"
     # Accepted later, or asked about by now, is no longer declined.
     known = {each.job for each in waiting} | {own.job for own in found.jobs}
     kept = approvals.declined(config.directory)

@@ -35,12 +35,14 @@ class RoundTask:
 class FinishTask:
     """Fetch the last results and confirm.
 
-    ``round`` is the job's length if it completed, else the round in which it failed.
+    ``round`` is the job's length if it completed, else the round in which it failed; ``reason``
+    says then why, as operators read it.
     """
 
     round: int
     completed: bool
     counted: int
+    reason: str = ""
 
 
 SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
@@ -57,7 +59,7 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
     if state.stage == "round" and silo in state.open:
         return RoundTask(state.round, state.cohort, counted)
     if state.stage in ("finishing", "ended") and silo in state.unconfirmed:
-        return FinishTask(state.round, state.outcome == "completed", counted)
+        return FinishTask(state.round, state.outcome == "completed", counted, state.reason)
     return None
 
 

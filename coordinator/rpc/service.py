@@ -48,6 +48,7 @@ from .uploads import Uploads
 SIGNATURE_BYTES = 64
 # witness tasks in a row while another one waits: who greets in a loop holds nobody up
 WITNESSED_BEFORE_A_TASK = 4
+LONGEST_REASON = 500  # characters of why a job ended
 
 
 class Service:
@@ -426,8 +427,11 @@ class Service:
                 heads = self._daemon.receiving.heads.others(silo, run.job.silos)
                 opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
                 return pb.Task(round=opened, open_offers=offers)
-            case FinishTask(round_, completed, counted):
+            case FinishTask(round_, completed, counted, reason):
                 over = pb.Finish(**job, round=round_, completed=completed, counted=counted)
+                # Not with paths of this machine.
+                said = reason.replace(str(self._daemon.config.directory), "…")
+                over.reason = said[:LONGEST_REASON]
                 return pb.Task(finish=over, open_offers=offers)
 
 

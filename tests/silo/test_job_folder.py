@@ -18,6 +18,7 @@ from staddle.security.ledger.records import JobAccept, JobDecline
 from staddle.security.policy.data_sets import DataSets
 from staddle.silo import job_folder
 from staddle.silo.job_folder import (
+    MOST_REASON,
     JobFolder,
     check_same_records,
     kept_split_key,
@@ -429,3 +430,18 @@ def test_an_agent_does_not_start_where_a_running_job_would_go_over_to_other_reco
     (folder.path / "failed").unlink()
     (folder.path / "job.json").write_bytes(b"damaged")  # as its signature shows later
     check_same_records(jobs, after)
+
+
+def test_why_a_job_ended_is_kept_in_the_coordinators_words_as_far_as_it_may_be_long(tmp_path):
+    folder = JobFolder(tmp_path / "job")
+    folder.fail("nothing of it was accepted")
+    assert not folder.failed
+    assert (folder.failure, folder.since) == ("", 0.0)
+    folder.accept(b"{}", "data")
+    accepted = folder.since
+    assert accepted > 0
+    assert folder.failure == ""
+    folder.fail("withdrawn by an operator" + "é" * 10_000)
+    assert folder.failure.startswith("withdrawn by an operator")
+    assert len(folder.failure) == MOST_REASON
+    assert folder.since >= accepted

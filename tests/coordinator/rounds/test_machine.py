@@ -212,7 +212,7 @@ def test_too_few_acceptances_pend_until_the_deadline_which_says_who_refused():
     why = "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
     assert ending(state) == ("finishing", "failed", why)
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
-    assert tasks(state) == [FinishTask(0, completed=False, counted=0), None, None]
+    assert tasks(state) == [FinishTask(0, completed=False, counted=0, reason=why), None, None]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
 
@@ -590,7 +590,7 @@ def test_too_few_uploads_end_the_job_and_say_why():
     why = "round 0: 1 silos uploaded, min_cohort is 2 (a: TRAINING, c: lost)"
     assert ending(state) == ("finishing", "failed", why)
     assert not any(isinstance(e, Fold) for e in effects)
-    assert tasks(state) == [FinishTask(0, completed=False, counted=0)] * 3
+    assert tasks(state) == [FinishTask(0, completed=False, counted=0, reason=why)] * 3
 
 
 def test_the_deadline_of_a_round_drops_who_is_late():
