@@ -251,6 +251,7 @@ def current_member(
         if isinstance(error, UnreachableError) and not alone:
             raise
         kept = f"{place}: continues with version {in_use.present.version} of the roster"
+        kept += ", which is enough for this command" * alone
         printer.show(f"{kept}; a newer one was not fetched: {error}", err=True)
     return in_use
 

@@ -25,7 +25,9 @@ from .membership_client import FounderFile
 
 SENT = """\
 {path}: send it to {member}, with this line:
-  staddle join {file}{organisation}"""
+  staddle join {file}{organisation}{records}"""
+# What a silo's CSV file needs; with other records, its people leave it out and edit silo.toml.
+RECORDS = {"silo": " --data FILE.csv --label COLUMN", "operator": ""}
 UNNAMED = "NAME OF YOUR ORGANISATION"
 
 
@@ -74,7 +76,8 @@ def invite(
         _write(file, member, role, expires, name, path)
         # What the file says need not be typed.
         typed = "" if name else f" --organisation {quote(UNNAMED)}"
-        lines = SENT.format(path=path, member=member, file=path.name, organisation=typed)
+        words = {"file": path.name, "organisation": typed, "records": RECORDS[role]}
+        lines = SENT.format(path=path, member=member, **words)
         printer.show(*lines.splitlines())
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
     # Not in the line to send: whoever changes the invitation on its way would change it as well.

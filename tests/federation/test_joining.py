@@ -16,6 +16,8 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.policy import policy as policies
 
+RECORDS = "--data FILE.csv --label COLUMN"
+
 
 def pin(folder):
     return load_keys(folder / "founder" / "keys").entry.protocol_fingerprint
@@ -62,7 +64,7 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     said = run("invite", "hospital-a", *founder, "--out", sent)
     unnamed = "--organisation 'NAME OF YOUR ORGANISATION'"
     # Whoever changes the invitation on its way would change a fingerprint next to it, too.
-    assert f"  staddle join a.invitation {unnamed}\n" in said
+    assert f"  staddle join a.invitation {unnamed} {RECORDS}\n" in said
 
     # at the hospital
     place = tmp_path / "hospital-a"
@@ -118,7 +120,7 @@ def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_pat
     said = run("invite", *names, *founder, *(f"--organisation={name} clinic" for name in names))
     for name in names:
         line = f"staddle join {name}.invitation"
-        assert f"  {line}\n" in said
+        assert f"  {line} {RECORDS}\n" in said
         typed = CliRunner().invoke(app, [*line.split()[1:], "--no-wait"], input=f"{pin(folder)}\n")
         assert typed.exit_code == 0, (typed.output, typed.exception)
         own[name] = re.findall(r"SHA256:\S{43}", typed.output)[-1]
