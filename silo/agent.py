@@ -980,7 +980,7 @@ KINDS: Mapping[type[Task], pb.TaskKind] = {
 
 
 def _in_hand(task: Task) -> pb.InHand:
-    number = 0 if isinstance(task, JobOffered) else task.round
+    number = getattr(task, "round", 0)  # an offer has none
     return pb.InHand(job=task.job, kind=KINDS[type(task)], round=number)
 
 

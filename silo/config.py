@@ -41,6 +41,8 @@
     [training]
     jobs = 1               # in how many jobs it takes part at a time, each with these threads; more
                            # than one need a launcher that is no thread
+    gpus = ["0", "1"]      # of one trainer each, as CUDA_VISIBLE_DEVICES names them: "0,1" for
+                           # two; left out, all see all
     threads = 2
     device = "cpu"         # or "cuda", "cuda:1"; a private job is always trained on the processor
     precision = "float32"  # on a GPU also "tf32" or "bf16": in what layers compute while it trains
@@ -99,10 +101,11 @@ class Training(Strict):
 
     ``jobs`` is in how many jobs the silo takes part at a time. ``launcher`` says where it trains:
     in a thread of the agent, or in processes apart from it, which get their order in a folder below
-    ``orders`` (silo/training/launched.py).
+    ``orders`` (silo/training/launched.py), and one entry of ``gpus``.
     """
 
     jobs: int = pydantic.Field(default=1, ge=1, le=MOST_LANES)
+    gpus: tuple[Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9,/-]+$")], ...] = ()
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
     precision: Precision = "float32"
@@ -126,6 +129,12 @@ class Training(Strict):
             raise ValueError('processes are those of launcher = "torchrun"')
         if self.environment and not apart:
             raise ValueError('environment is for trainer processes; set launcher = "process"')
+        if self.gpus and len(self.gpus) * apart < self.jobs:
+            raise ValueError(
+                f"gpus has {len(self.gpus)} entries, of which trainer processes get one each, in"
+                f" {self.jobs} jobs at a time; name one for each, and set launcher to one that"
+                " trains apart"
+            )
         # Precision, threads and random numbers of torch are those of a whole process.
         if self.jobs > 1 and not apart:
             raise ValueError(

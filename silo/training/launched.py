@@ -22,9 +22,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ OF_TORCHRUN = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2",
 }
 
+GPUS = "CUDA_VISIBLE_DEVICES"
+
 # What a trainer sees of the agent's environment, by the whole name or its beginning. Anything else
 # may be a secret, such as a database's password.
 NAMES = frozenset(
@@ -92,7 +96,13 @@ def processes(config: SiloConfig) -> "TrainerProcesses":
         {name: source.model_dump(mode="json") for name, source in config.sources.items()},
         config.dataset,
         own.environment,
+        dealt(own.gpus, own.jobs),
     )
+
+
+def dealt(gpus: Sequence[str], jobs: int = 1) -> deque[dict[str, str]]:
+    """What the environment of each trainer at a time says of GPUs; nothing where none are named."""
+    return deque([{GPUS: name} for name in gpus] or [{}] * jobs)
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,7 @@ class TrainerProcesses:
     sources: Mapping[str, dict[str, Any]]
     dataset: str
     environment: tuple[str, ...] = ()
+    free: deque[dict[str, str]] = field(default_factory=partial(dealt, ()))
 
     def check(self) -> None:
         """LocalError for a command that is not there."""
@@ -129,9 +140,9 @@ class TrainerProcesses:
         self.check()
         check_delivered(asked.of.job, asked.round, asked.delivered)
         paid, spending = self._paid(asked)
-        with self._folder() as folder:
+        with self._folder() as folder, self._gpus() as gpus:
             folder.put(asked, self.on, paid, self._source(asked))
-            self._run(folder, asked.cancelled)
+            self._run(folder, asked.cancelled, gpus)
             outcome, taken = folder.outcome(asked)
         # What it did not take is free again, once the round is kept.
         for purpose, steps in taken.items():
@@ -168,8 +179,10 @@ class TrainerProcesses:
         finally:
             _removed(path)
 
-    def _run(self, folder: OrderFolder, cancelled: Callable[[], bool]) -> None:
-        """Run the command to its end.
+    def _run(
+        self, folder: OrderFolder, cancelled: Callable[[], bool], gpus: Mapping[str, str]
+    ) -> None:
+        """Run the command to its end, on these GPUs.
 
         CancelledError once ``cancelled()`` holds, LocalError where it left no outcome.
         """
@@ -183,7 +196,7 @@ class TrainerProcesses:
                     stdin=subprocess.PIPE,
                     stdout=printed,
                     stderr=subprocess.STDOUT,
-                    env=self._environment(),
+                    env={**self._environment(), **gpus},
                     # So that a stop reaches all that the command began.
                     start_new_session=True,
                 )
@@ -197,6 +210,16 @@ class TrainerProcesses:
             _stop(process)
         if not (folder.path / OUTCOME).exists():
             raise LocalError(f"the trainer {_why(process.returncode)}{_printed(log_file)}")
+
+    @contextmanager
+    def _gpus(self) -> Iterator[dict[str, str]]:
+        """GPUs that no other trainer has until the block ends."""
+        # There is one for each job that trains at a time (silo/config.py).
+        own = self.free.popleft()
+        try:
+            yield own
+        finally:
+            self.free.append(own)
 
     def _environment(self) -> dict[str, str]:
         known = NAMES.union(self.environment)

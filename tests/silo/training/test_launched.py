@@ -4,8 +4,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
@@ -22,7 +25,7 @@ from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.job_folder import JobFolder
 from staddle.silo.training import launched
-from staddle.silo.training.launched import PROCESS, TrainerProcesses
+from staddle.silo.training.launched import PROCESS, TrainerProcesses, dealt
 from staddle.silo.training.order import DeviceTable, OrderedRecords
 from staddle.silo.training.trainer import SiloRound, TrainingDevice
 
@@ -64,6 +67,26 @@ def test_a_process_of_its_own_trains_as_the_thread_does(asked, place):
 def test_a_process_that_leaves_no_outcome_costs_the_round(asked, place, script, complaint):
     with refused(f"the trainer {complaint}"):
         place("sh", "-c", script, "{order}").outcome(asked)
+
+
+def test_no_two_trainers_see_one_gpu_at_a_time(asked, place):
+    """The first ends once the second has begun: neither could end with a GPU of the other's."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(met := Path(folder) / "met")
+        script = f'if [ "$CUDA_VISIBLE_DEVICES" = 0,1 ]; then cat {met}; else echo > {met}; fi'
+        told = f"{script}; echo sees $CUDA_VISIBLE_DEVICES; exit 3"
+        both = place("sh", "-c", told, "{order}", free=dealt(("0,1", "2")))
+
+        def seen(_):
+            with pytest.raises(LocalError, match="it printed: ") as failed:
+                both.outcome(asked)
+            return str(failed.value).rpartition("sees ")[2]
+
+        with ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(seen, range(2))) == ["0,1", "2"]
+    assert len(both.free) == 2
+    with refused("it printed: sees$"):  # without a list its environment says nothing
+        place("sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3", "{order}").outcome(asked)
 
 
 def test_a_command_that_is_not_there_is_named(asked, place):
