@@ -17,20 +17,18 @@ from ...security.identity.roster import Pins, Roster
 from ..terminal import printer
 from ..terminal.examples import filled, write
 from . import membership_client
-from .membership_client import FounderFile
+from .inviting import check_new, invite, paths_of
+from .membership_client import FounderFile, FounderOption
 
-FounderOption = Annotated[
-    Path, typer.Option("--founder", metavar="FILE", help="The founder's file, founder.toml.")
-]
 BEGUN = """\
 Federation {name} founded in {folder}. Its folders, each for one person or machine:
   founder/      the founder's keys, and founder.toml: keep them off the coordinator's machine
   operator/     the operator's keys, and operator.toml: for jobs
   coordinator/  the coordinator's keys and coordinator.toml: for the machine of {address}
+operator/ and coordinator/ hold private keys: move each to its machine, and keep no copy here.
 Next:
-  staddle coordinator run --config {folder}/coordinator/coordinator.toml
-  staddle invite hospital-a hospital-b --founder {folder}/founder/founder.toml
-operator/ and coordinator/ hold private keys: move each to its machine, and keep no copy here."""
+  staddle coordinator run --config {folder}/coordinator/coordinator.toml"""
+NEXT_INVITE = "  staddle invite hospital-a hospital-b --founder {founder}"
 RENEWS, CANNOT_RENEW = "renews its certificate", "renews its certificate, but cannot"
 RENEWED = "Renews {role} {id}, of {organisation!r}: certificate until {end}."
 UNLIKE = (
@@ -56,12 +54,23 @@ def new(
     organisation: Annotated[
         str, typer.Option(help="Who founds it, and runs the coordinator, as people write it.")
     ],
+    invited: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--invite",
+            metavar="ID",
+            help="A silo to invite, as staddle invite does; once for each. The files are written"
+            " here.",
+        ),
+    ] = None,
 ) -> None:
     """Found a federation: keys of a founder, an operator and the coordinator, and a signed roster.
 
     One founder, who may add others to the roster later. Institutions join by invitation.
     """
     checked_address(address)
+    ids = invited or []
+    check_new(ids, paths_of(ids))
     # No key is overwritten.
     check_local(not folder.is_file(), f"{folder}: a file; choose a new folder")
     if folder.exists() and any(folder.iterdir()):
@@ -87,6 +96,11 @@ def new(
             content = content.replace(operators, founders)
         write(folder / role / f"{role}.toml", content, 0o600)
     printer.show(*BEGUN.format(name=name, folder=folder, address=address).splitlines())
+    founder = folder / Role.FOUNDER / "founder.toml"
+    if ids:
+        invite(ids, founder)
+    else:
+        printer.show(NEXT_INVITE.format(founder=founder))
 
 
 def members(founder: FounderOption) -> None:

@@ -4,7 +4,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -20,8 +20,7 @@ from ...security.identity.keys import ID_PATTERN
 from ...security.identity.selection import among
 from ..terminal import printer
 from . import membership_client
-from .founding import FounderOption
-from .membership_client import FounderFile
+from .membership_client import FounderFile, FounderOption
 
 SENT = """\
 {path}: send it to {member}, with this line:
@@ -64,12 +63,10 @@ def invite(
     """
     file = membership_client.read(founder, alone=True)
     names = organisation or [""] * len(members)
-    paths = {member: out or Path(f"{member}.invitation") for member in members}
+    paths = paths_of(members) if out is None else dict.fromkeys(members, out)
+    check_new(members, paths)
     _check(members, names, file, replace=replace)
     check_local(out is None or len(paths) == 1, "--out names one file; leave it out for several")
-    # Nothing is written where one of them would be missing.
-    taken = ", ".join(str(path) for path in paths.values() if path.exists())
-    check_local(not taken, f"{taken}: exists already; move it away, or choose another with --out")
     role: invitations.InvitedRole = "operator" if operator else "silo"
     expires = int(utc_now().timestamp()) + days * DAY_SECONDS
     for (member, path), name in zip(paths.items(), names, strict=True):
@@ -89,10 +86,13 @@ def invite(
     )
 
 
-def _check(
-    members: Sequence[str], names: Sequence[str], file: FounderFile, *, replace: bool
-) -> None:
-    """LocalError for ids that no new member can have."""
+def paths_of(members: Sequence[str]) -> dict[str, Path]:
+    """Where the invitations are written, by id."""
+    return {member: Path(f"{member}.invitation") for member in members}
+
+
+def check_new(members: Sequence[str], paths: Mapping[str, Path]) -> None:
+    """LocalError for ids that nobody can have, and for files that are there already."""
     for member in members:
         check_local(
             re.fullmatch(ID_PATTERN, member) is not None,
@@ -100,6 +100,15 @@ def _check(
             f" {_suggested(member)}",
         )
     check_local(len({*members}) == len(members), "an ID stands twice; name each once")
+    # Nothing is written where one of them would be missing.
+    taken = ", ".join(str(path) for path in paths.values() if path.exists())
+    check_local(not taken, f"{taken}: exists already; move it away, or choose another with --out")
+
+
+def _check(
+    members: Sequence[str], names: Sequence[str], file: FounderFile, *, replace: bool
+) -> None:
+    """LocalError for ids of members, and for names that do not go with the ids."""
     known = ", ".join(among(members, file.roster))
     check_local(
         replace or not known,

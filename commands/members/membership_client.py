@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
+import typer
 
 from ...errors import StaddleError
 from ...files.documents import canonical_json, read_toml, validate
@@ -28,6 +29,10 @@ from ..federation.operator_client import (
     dialled,
     explaining,
 )
+
+FounderOption = Annotated[
+    Path, typer.Option("--founder", metavar="FILE", help="The founder's file, founder.toml.")
+]
 
 
 @dataclass(frozen=True, slots=True)

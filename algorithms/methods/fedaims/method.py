@@ -168,7 +168,7 @@ class FedAIMSOptions(Strict):
     aux_ce: Literal["model", "head", "prototype", "none"] = "model"
     """L_CE^j of a middle block, which the paper leaves open; "model" is the model's own."""
     mu: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
-    """μ of Eqs. 6 and 7, 1 in the paper; 0.1 did better in short jobs on the digits."""
+    """μ of Eqs. 6 and 7, 1 in the paper."""
     main_weight: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """λ of Eq. 12; left out 1/m, the paper's."""
     reduction: Literal["mean", "sum"] = "mean"

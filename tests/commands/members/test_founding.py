@@ -1,4 +1,4 @@
-"""What a founder is asked before a member is removed."""
+"""What a founder is asked before a member is removed, and who is invited at once."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.commands.members import founding
+from staddle.errors import LocalError
+from staddle.security.identity import invitation as invitations
 from staddle.security.identity import roster as rosters
 
 SILOS = ("north", "south")
@@ -37,6 +39,35 @@ def remove(monkeypatch, tmp_path):
         return told.exit_code, told.output, published
 
     return call
+
+
+@pytest.fixture
+def found(monkeypatch, tmp_path):
+    """The command that founds a federation, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    named = ("--name", "lung", "--address", "a.example:1", "--organisation", "Ministry")
+    return lambda *more: CliRunner().invoke(app, ["federation", "new", "lung", *named, *more])
+
+
+def test_who_is_named_when_a_federation_is_founded_is_invited(found, tmp_path):
+    told = found("--invite", "north", "--invite", "south")
+    assert told.exit_code == 0, told.output
+    for member in SILOS:
+        path = tmp_path / f"{member}.invitation"
+        invitation = invitations.Invitation.parse(path.read_bytes(), path)
+        assert (invitation.ticket.member, invitation.roster.federation) == (member, "lung")
+        assert f"staddle join {member}.invitation" in told.output
+    assert "staddle invite" not in told.output
+    assert "staddle coordinator run" in told.output
+
+
+def test_nothing_is_founded_where_an_invitation_could_not_be_written(found, tmp_path):
+    (tmp_path / "south.invitation").write_text("of another federation")
+    for ids in (("north", "south"), ("north", "north"), ("North",)):
+        given = [part for member in ids for part in ("--invite", member)]
+        assert isinstance(found(*given).exception, LocalError)
+    assert [path.name for path in tmp_path.iterdir()] == ["south.invitation"]
+    assert "staddle invite hospital-a hospital-b" in found().output
 
 
 def test_a_silo_of_a_running_job_is_removed_only_on_purpose(remove):

@@ -229,7 +229,7 @@ def test_2_a_job_that_does_not_say_what_it_is_for_is_refused(refused, made, sign
             "(fedsimsup on cnn-digits): method fedsimsup: all 3 silos train in every round"),
         (model("glm", norm="none", input=None, class_names=None),
             "job 'simple' (fedper on glm): part 'extractor', which crosses in round 0, is empty"),
-        (method("fedaims"), "and the job's model has none; choose"),
+        (method("fedaims", version=2), "and the job's model has none; choose"),
         (model("cnn-digits", class_names=["a", "b", "a"]),
             "classes 0 and 2 are both named 'a'; name them apart"),
         (model("cnn-digits", class_names=["a", "b"]),

@@ -109,7 +109,7 @@ def test_records_that_are_no_tokens_are_refused():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"input": [1, 12, 1]}, r"text-transformer takes texts \[length\], not \[1, 12, 1\]"),
+        ({"input": [1, 12, 1]}, r"'text-transformer' takes texts \[length\], not \[1, 12, 1\]"),
         ({"options": {"width": 10}}, "width = 10 does not divide by heads = 4; choose a multiple"),
         ({"options": {"tokens": 1}}, "tokens = 1"),
         ({"norm": "batch"}, "has norm group, not 'batch'"),

@@ -47,7 +47,9 @@ def test_what_it_is_and_takes():
         assert maps(own)
         assert couples_records(own) == (norm == "batch")
     assert not dense(ModelOptions(name="mlp", classes=3))
-    with pytest.raises(ValueError, match=r"unet takes \[channels, height, width\] or \[channels, "):
+    with pytest.raises(
+        ValueError, match=r"'unet' takes \[channels, height, width\] or \[channels, "
+    ):
         ModelOptions(name="unet", classes=3, input=(1, 8))
 
 
