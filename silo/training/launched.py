@@ -52,7 +52,7 @@ TORCHRUN = (
     # It meets in a file. By its --standalone it would listen on all addresses of this machine, and
     # run what anybody sends there.
     *("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-endpoint={order}/torchrun"),
-    *("--rdzv-id=order", "--local-addr=127.0.0.1"),
+    *("--rdzv-id=order", "--local-addr=127.0.0.1", "--log-dir={order}"),
 )
 OF_TORCHRUN = {
     # Nor does it listen for the processes, which meet in a file, too (ranks.py).

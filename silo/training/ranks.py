@@ -41,7 +41,7 @@ def own_device(device: str) -> str:
     kind, _, first = device.partition(":")
     if kind == "cpu" or launched() == 1:
         return device
-    return f"{kind}:{int(first or 0) + int(os.environ['LOCAL_RANK'])}"
+    return f"{kind}:{int(first or 0) + int(os.environ.get('LOCAL_RANK', '0'))}"
 
 
 @contextmanager

@@ -114,7 +114,10 @@ def test_processes_of_one_machine_listen_on_loopback_alone(launch):
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+
     def make(*program):
         orders = tmp_path / "orders"
         return TrainerProcesses(
@@ -122,8 +125,9 @@ def place(tmp_path):
         )
 
     yield make
-    # whatever came of it, no record stays
-    assert not list((tmp_path / "orders").glob("*"))
+    # whatever came of it, no record stays, and no folder that torchrun makes for each round
+    for name in ("orders", "temporary"):
+        assert not list((tmp_path / name).glob("*"))
 
 
 class Watched:
