@@ -45,8 +45,8 @@ from staddle.commands.federation.processes import ChildProcess
 FIRST = 2  # rounds that are left out
 MODEL = {"name": "lenet5", "classes": 10, "input": [1, 28, 28]}  # 0.2 MB
 RECORDS = 12  # of an agent
-# A step of a secure sum takes long where one processor computes for all silos.
-TIMING = {**rounds.TIMING, "secure_seconds": 3600}
+# One processor computes for all silos, so a step takes long.
+TIMING = {**rounds.TIMING, "admission_seconds": 7200, "secure_seconds": 3600}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,21 @@ job's silos contributed, so that a silo which asks receives all of it at once.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.group_key import Contributed, contributed_from_wire, contributed_to_wire
 from ...proto.convert.secagg_sent import step_codes
-from ...security.blind.group_key import Epoch, Relayed, check_contribution, parts_of
-from ...security.blind.sealing import letter_for
+from ...security.blind.group_key import (
+    Epoch,
+    KeyContribution,
+    Relayed,
+    check_contribution,
+    parts_of,
+)
+from ...security.blind.sealing import Letters
 from ...security.faults import Code
 from ...security.identity import roster as rosters
 from ...security.identity.selection import without
@@ -130,8 +137,18 @@ def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
 
     Letters for other silos are left out.
     """
-    given = [_loaded(other, bodies[other]) for other in without(bodies, (silo,))]
-    return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
+    given = _opened(tuple(bodies.items()))
+    return tuple(
+        Relayed(given[other][0], given[other][1].to(silo)) for other in without(bodies, (silo,))
+    )
+
+
+# Read once for all silos of a job, which ask together: each contribution has a letter for each of
+# them, so that to read all for each would be cubic in their number.
+@lru_cache(maxsize=1)
+def _opened(bodies: tuple[tuple[str, bytes], ...]) -> Mapping[str, tuple[KeyContribution, Letters]]:
+    given = {silo: _loaded(silo, body) for silo, body in bodies}
+    return {silo: (each.contribution, Letters(each.pieces)) for silo, each in given.items()}
 
 
 def _dumped(given: Contributed) -> bytes:

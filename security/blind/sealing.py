@@ -255,13 +255,27 @@ def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
     }
 
 
+class Letters:
+    """At the coordinator: the letters of one sender, hashed once for all recipients."""
+
+    def __init__(self, pieces: Sequence[SealedSecret]) -> None:
+        self._pieces = pieces
+        self._places = {piece.recipient: place for place, piece in enumerate(pieces)}
+        self._tree = _tree(pieces)
+        # Now, so that threads may share it: later nothing in it changes.
+        self._tree.root()
+
+    def to(self, recipient: str) -> Letter:
+        """One recipient's letter; LocalError where nothing is sealed to it."""
+        known = recipient in self._places
+        check_local(known, f"nothing is sealed to {recipient!r}, only to {', '.join(self._places)}")
+        place = self._places[recipient]
+        return Letter(self._pieces[place], self._tree.inclusion_proof(place))
+
+
 def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
-    """At the coordinator: one recipient's letter; LocalError where nothing is sealed to it."""
-    named = [piece.recipient for piece in pieces]
-    known = recipient in named
-    check_local(known, f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")
-    place = named.index(recipient)
-    return Letter(pieces[place], _tree(pieces).inclusion_proof(place))
+    """``Letters.to``, where one letter of a sender is wanted."""
+    return Letters(pieces).to(recipient)
 
 
 def _tree(pieces: Sequence[SealedSecret]) -> Tree:
