@@ -1,7 +1,7 @@
 """Several jobs at a time, at the coordinator and at silos that take part in two."""
 
+import os
 import sys
-from os import mkfifo
 
 import pytest
 from federation.conftest import TIMING as QUICK
@@ -18,16 +18,22 @@ TABLE = """
 jobs = 2
 launcher = "{launcher}"
 """
-# The first training of each job says so, and waits until the gate is opened.
+# The first training of each job says so, and waits for a line.
 SCRIPT = """
 for job in first second; do
   if grep -q '"'$job'"' "$1/order.json" && mkdir {folder}/$job 2> /dev/null; then
     echo $job > {folder}/begun
-    cat {folder}/gate
+    read _ < {folder}/gate
   fi
 done
 exec {python} -m staddle.silo.training "$1" --tied
 """
+
+
+def opened(path):
+    """A new FIFO with both ends open: nobody waits for one who opens it, and no line is lost."""
+    os.mkfifo(path)
+    return os.fdopen(os.open(path, os.O_RDWR), "rb+", buffering=0)
 
 
 @pytest.mark.timeout(300)
@@ -39,8 +45,7 @@ def test_a_silo_trains_in_two_jobs_and_is_killed_in_both(start, document):
     second = running.job(document("second", SILOS, rounds=1, **blind))
     running.configure(TIMING)
     folder = running.federation.silo_config("north").parent
-    for name in ("begun", "gate"):
-        mkfifo(folder / name)
+    begun, gate = (opened(folder / name) for name in ("begun", "gate"))
     script = folder / "train.sh"
     script.write_text(SCRIPT.format(folder=folder, python=sys.executable))
     command = f'command = ["sh", "{script}", "{{order}}"]\n'
@@ -51,10 +56,9 @@ def test_a_silo_trains_in_two_jobs_and_is_killed_in_both(start, document):
         running.start_daemon(name)
 
     # Both have begun at north, whose agent dies; those that it left behind train for nobody.
-    begun = [(folder / "begun").read_text() for _ in range(2)]
-    assert sorted("".join(begun).split()) == ["first", "second"]
+    assert {begun.readline().strip() for _ in range(2)} == {b"first", b"second"}
     running.daemons["north"].kill()
-    (folder / "gate").write_text("")
+    gate.write(b"\n\n")
     running.start_silo("north")
     running.completed()
     for silo in SILOS:
