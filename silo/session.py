@@ -2,7 +2,8 @@
 
 ``advance(state, event) -> (state, effect)``.
 
-No socket, clock or file here; the agent runs one effect at a time and brings back what came of it.
+No socket, clock or file here; a lane of the agent runs one effect at a time and brings back what
+came of it. An agent that takes part in several jobs at a time has a lane, and a state, for each.
 
 ::
 

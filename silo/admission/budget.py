@@ -48,7 +48,7 @@ class DatasetBudget:
     def __init__(self, budget: Budget, ledger: Ledger) -> None:
         self._budget = budget
         self._ledger = ledger
-        self._open: dict[str, Steppers] = {}  # by job, of this process: one is trained at a time
+        self._open: dict[str, Steppers] = {}  # by job, of this process
         self._mutex = threading.Lock()  # heads come into the ledger in their order
 
     def check_room(
