@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from types import MappingProxyType
 
 from .. import log
@@ -399,7 +400,7 @@ class Agent:
         return TaskReceived(task)
 
     def _in_hand(self) -> list[Task]:
-        return [lane.task for lane in self._lanes if lane.task is not None]
+        return list(filter(None, map(attrgetter("task"), self._lanes)))
 
     def _sort_offers(self, told: pb.Task) -> None:
         """Note which offers the coordinator no longer makes; an older one does not say."""

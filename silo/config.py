@@ -138,8 +138,8 @@ class Training(Strict):
         # Precision, threads and random numbers of torch are those of a whole process.
         if self.jobs > 1 and not apart:
             raise ValueError(
-                f"jobs = {self.jobs} trains in so many processes at a time; set launcher ="
-                ' "process", or "command"'
+                f"jobs = {self.jobs} trains in processes of each job at a time; set launcher ="
+                ' "process", "torchrun" or "command"'
             )
         return self
 

@@ -250,7 +250,7 @@ LAUNCHED = {
     'environment = ["SLURM_CONF"]': "environment is for trainer processes",
     'launcher = "process"\nprocesses = 2': 'processes are those of launcher = "torchrun"',
     'launcher = "torchrun"\nprocesses = 0': "training.processes = 0",
-    "jobs = 2": "jobs = 2 trains in so many processes at a time",
+    "jobs = 2": "jobs = 2 trains in processes of each job at a time",
     "jobs = 5": "training.jobs = 5",
     'gpus = ["0"]': "gpus has 1 entries",
     'gpus = ["0"]\njobs = 2\nlauncher = "process"': "gpus has 1 entries",
