@@ -138,9 +138,11 @@ class Watched:
 
     def __init__(self, when, then, stops):
         self.when, self.then, self.stops, self.done, self.seen = when, then, stops, False, set()
+        # of other tests, such as the tracker of shared memory
+        self.before = set(psutil.Process().children(recursive=True))
 
     def __call__(self):
-        for process in psutil.Process().children(recursive=True):
+        for process in set(psutil.Process().children(recursive=True)) - self.before:
             self.seen.add(process)
             if not self.done and ranked(process) == "1" and self.when(process):
                 self.then(process)
