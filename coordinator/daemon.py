@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from .. import log
 from ..algorithms.job.job import Job
-from ..errors import LocalError, RefusedError
+from ..errors import LocalError, RefusedError, StaddleError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
@@ -687,9 +687,10 @@ class Daemon:
             return
         why = f"{type(error).__name__}: {error}"
         log.problem("fold.failed", job=run.job.name, round=round_, why=why)
-        # Silos read it: not with paths or values of this machine.
-        said = f"round {round_} could not be folded; the coordinator's log says why (fold.failed)"
-        self.apply(run, FoldFailed(round_, said))
+        # Silos read it: in our own words, not in those of a library, which may hold values.
+        ours = isinstance(error, StaddleError)
+        said = str(error) if ours else "the coordinator's log says why (fold.failed)"
+        self.apply(run, FoldFailed(round_, f"round {round_} could not be folded: {said}"))
 
     @contextmanager
     def reading(self, run: JobRun, silo: str) -> Iterator[None]:
