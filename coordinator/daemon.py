@@ -688,8 +688,10 @@ class Daemon:
         why = f"{type(error).__name__}: {error}"
         log.problem("fold.failed", job=run.job.name, round=round_, why=why)
         # Silos read it: in our own words, not in those of a library, which may hold values.
-        ours = isinstance(error, StaddleError)
-        said = str(error) if ours else "the coordinator's log says why (fold.failed)"
+        short = getattr(error, "strerror", type(error).__name__)
+        said = f"{short}; the coordinator's log says more (fold.failed)"
+        if isinstance(error, StaddleError):
+            said = str(error)
         self.apply(run, FoldFailed(round_, f"round {round_} could not be folded: {said}"))
 
     @contextmanager
