@@ -103,7 +103,8 @@ def _refused(coordinator: RosterEntry, address: str, folder: Path) -> PeerError:
     return PeerError(
         coordinator.id,
         f"{address} ended the handshake. {_its_clock(own)} If it is right, its roster may not have"
-        " our key: compare staddle roster show on both sides",
+        " our key, perhaps because we were removed: ask a founder, or compare staddle roster show"
+        " on both sides",
     )
 
 

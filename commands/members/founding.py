@@ -17,7 +17,7 @@ from ...security.identity.roster import Pins, Roster
 from ..terminal import printer
 from ..terminal.examples import filled, write
 from . import membership_client
-from .inviting import check_new, invite, paths_of
+from .inviting import check_new, paths_of, write_invitations
 from .membership_client import FounderFile, FounderOption
 
 BEGUN = """\
@@ -98,7 +98,7 @@ def new(
     printer.show(*BEGUN.format(name=name, folder=folder, address=address).splitlines())
     founder = folder / Role.FOUNDER / "founder.toml"
     if ids:
-        invite(ids, founder)
+        write_invitations(membership_client.read_founded(founder), paths_of(ids))
     else:
         printer.show(NEXT_INVITE.format(founder=founder))
 

@@ -28,6 +28,7 @@ SENT = """\
 # What a silo's CSV file needs; with other records, its people leave it out and edit silo.toml.
 RECORDS = {"silo": " --data FILE.csv --label COLUMN", "operator": ""}
 UNNAMED = "NAME OF YOUR ORGANISATION"
+USUAL_DAYS = 14  # until an invitation expires
 
 
 def invite(
@@ -50,7 +51,9 @@ def invite(
     operator: Annotated[
         bool, typer.Option("--operator", help="Invite somebody who signs jobs, not a silo.")
     ] = False,
-    days: Annotated[int, typer.Option(min=1, max=LONGEST_DAYS, help="Days until it expires.")] = 14,
+    days: Annotated[
+        int, typer.Option(min=1, max=LONGEST_DAYS, help="Days until it expires.")
+    ] = USUAL_DAYS,
     replace: Annotated[
         bool,
         typer.Option("--replace", help="Members may be invited, too, who then get new keys."),
@@ -67,9 +70,23 @@ def invite(
     check_new(members, paths)
     _check(members, names, file, replace=replace)
     check_local(out is None or len(paths) == 1, "--out names one file; leave it out for several")
-    role: invitations.InvitedRole = "operator" if operator else "silo"
+    write_invitations(file, paths, names, "operator" if operator else "silo", days)
+
+
+def write_invitations(
+    file: FounderFile,
+    paths: Mapping[str, Path],
+    names: Sequence[str] | None = None,
+    role: invitations.InvitedRole = "silo",
+    days: int = USUAL_DAYS,
+) -> None:
+    """Write the invitations, and say what is to be done with them.
+
+    ``paths`` by the new members' ids; ``names`` of their organisations in that order, where each
+    may be empty.
+    """
     expires = int(utc_now().timestamp()) + days * DAY_SECONDS
-    for (member, path), name in zip(paths.items(), names, strict=True):
+    for (member, path), name in zip(paths.items(), names or [""] * len(paths), strict=True):
         _write(file, member, role, expires, name, path)
         # What the file says need not be typed.
         typed = "" if name else f" --organisation {quote(UNNAMED)}"
@@ -79,9 +96,9 @@ def invite(
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires))
     # Not in the line to send: whoever changes the invitation on its way would change it as well.
     printer.show(
-        "It asks for your fingerprint. Read it out by telephone, do not send it:",
+        "staddle join asks for your fingerprint. Read it out by telephone, do not send it:",
         f"  {file.keys.entry.protocol_fingerprint}",
-        f"They read you theirs. Then admit them: staddle federation admit --founder {founder}",
+        f"They read you theirs. Then admit them: staddle federation admit --founder {file.path}",
         f"Good until {until}.",
     )
 

@@ -36,7 +36,8 @@ OTHER_FOUNDER = (
     " on its way: do not join with it, and ask for another one"
 )
 OWN = """\
-Your keys are in {folder}. Read their fingerprint to the founder, who admits you with it:
+Your keys are in {folder}; the same command resumes with them, whatever stops it.
+Read their fingerprint to the founder, who admits you with it:
   {fingerprint}"""
 SILO = """\
 Admitted. {roster} has roster version {version}. Next:
@@ -50,7 +51,7 @@ SAID = "  look at [data] in {config}, which says how {file} is read"
 UNSAID = """\
   edit [data] in {config}, which says where your records are; for a CSV file run the
   same command again, with --data FILE --label COLUMN"""
-WAITS = "Handed in. Waits until the founder admits you; after Ctrl-C the same command resumes."
+WAITS = "Handed in. Waits until the founder admits you; you may press Ctrl-C, and resume later."
 OPERATOR = """\
 Admitted. {roster} has roster version {version}. Next:
   staddle job list --operator {config}"""

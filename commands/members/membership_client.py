@@ -59,6 +59,15 @@ class FounderFile:
         return self.path.parent / self.config.roster
 
 
+def read_founded(path: Path) -> FounderFile:
+    """A founder's file of a federation whose coordinator has not begun, and is not asked."""
+    config = read_toml(path, OperatorConfig)
+    place = path.parent / config.roster
+    return FounderFile(
+        path, config, RosterInUse(place, place, config.trust, path.parent / config.keys)
+    )
+
+
 def read(path: Path, *, alone: bool = False) -> FounderFile:
     """A founder's file; LocalError for keys that are not those of a founder in the roster.
 

@@ -328,9 +328,9 @@ def _head(jobs: Sequence[Job], limit: str, names: DataSets, *, trust: bool) -> s
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
-            f"This policy allows what these jobs upload, and nothing else: {named}. Read each"
-            " rule, delete what you do not want to leave, then run: staddle policy check JOB.json"
-            " --config SILO.toml"
+            f"This policy allows what these jobs upload, and nothing else: {named}. It allows"
+            " later jobs that upload no more, too. Read each rule, delete what you do not want to"
+            " leave, then run: staddle policy check JOB.json --config SILO.toml"
         ),
         "version = 1",
         *_code(jobs),

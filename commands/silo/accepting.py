@@ -27,6 +27,13 @@ THEN = {
     "policy": "The running agent takes part within a minute; staddle silo jobs shows it",
     "ask": "Once the agent has been offered it again, approve it: staddle silo approve {}",
 }
+# A person who is asked about one job would take the rules for rules about that job.
+LATER = {
+    "policy": "The rules hold for later jobs, too: one of any operator that uploads nothing else"
+    ' runs here unasked. To be asked about each, write approve = "ask" under [admission] in'
+    " silo.toml, and restart the agent.",
+    "ask": "The rules hold for later jobs, too. You are asked about each.",
+}
 
 
 def accept(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
@@ -53,6 +60,7 @@ def accept(job: JobName, config: ConfigFile, yes: Sure = False) -> None:
     # All that changes, and then what would leave under it.
     printer.show(f"{loaded.policy} would be:", "", *text.splitlines(), "")
     printer.show(*reviewed_under(policy, signed, job, loaded, roster))
+    printer.show("", LATER[loaded.admission.approve])
     if not yes:
         printer.confirm(f"let this leave, and take part in job {job!r}?")
     # Whoever else changes it meanwhile must not lose that.

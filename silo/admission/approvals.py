@@ -308,8 +308,9 @@ def declined_offer(directory: Path, job: str) -> bytes:
     if signed is None:
         names = ", ".join(declined(directory)) or "none"
         raise LocalError(
-            f"the policy here has declined no job {job!r}; those that it has: {names}. The agent"
-            " has to run, and an operator to have submitted the job"
+            f"the policy here has declined no job {job!r}; those that it has: {names}. Look at"
+            " staddle silo jobs: a job that the policy allows already runs without a question."
+            " Otherwise the agent has to run, and an operator to have submitted the job"
         )
     return signed
 

@@ -95,6 +95,7 @@ def test_a_declined_job_pends_and_its_name_is_free_until_it_begins(staddle):
     own = ["silo", "accept", "lung", "--config", str(running.federation.silo_config("south"))]
     told = CliRunner().invoke(app, [*own, "--yes"])
     assert "allows job 'lung'" in told.output, told.output
+    assert "hold for later jobs, too: one of any operator" in told.output
     assert (south.parent / "policy.before.toml").read_text() == declining
     accepted = coordinator.wait_for("job.accepted", 60)
     assert (accepted["job"], accepted["silo"]) == ("lung", "south")

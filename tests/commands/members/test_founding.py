@@ -59,6 +59,8 @@ def test_who_is_named_when_a_federation_is_founded_is_invited(found, tmp_path):
         assert f"staddle join {member}.invitation" in told.output
     assert "staddle invite" not in told.output
     assert "staddle coordinator run" in told.output
+    # It has just made the newest roster, and the coordinator cannot run yet.
+    assert "roster.json" not in told.output
 
 
 def test_nothing_is_founded_where_an_invitation_could_not_be_written(found, tmp_path):

@@ -201,7 +201,7 @@ def test_what_the_policy_declined_is_kept_apart_until_it_is_accepted(tmp_path):
     assert len(kept) == approvals.MOST_OFFERS
     assert approvals.declined_offer(tmp_path, kept[0]) == b"{}"
     approvals.forget_offer(tmp_path, kept[0])
-    with pytest.raises(LocalError, match="has declined no job"):
+    with pytest.raises(LocalError, match="allows already runs without a question"):
         approvals.declined_offer(tmp_path, kept[0])
     approvals.keep_declined(tmp_path, "heart", b"heart's")
     approvals.sort_offers(tmp_path, {sha256(b"heart's").digest()})
