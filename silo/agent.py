@@ -451,7 +451,7 @@ class Agent:
         if (before := self._declined.get(sha256(offer.signed).digest())) is not None:
             return await self._answer_declined(offer, before.code)
         try:
-            admitted = await self._admit_with_weights(offer.signed)
+            admitted = await self._admit_with_weights(offer)
         # The download did not end: the job will be offered again.
         except TurnedAwayError:
             raise
@@ -561,14 +561,14 @@ class Agent:
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
-    async def _admit_with_weights(self, signed: bytes) -> Admitted:
+    async def _admit_with_weights(self, offer: JobOffered) -> Admitted:
         try:
-            return await asyncio.to_thread(self._admit, signed)
+            return await asyncio.to_thread(self._admit, offer)
         # The policy has nothing against the job; earlier jobs are asked before the download.
         except WeightsNeededError as needed:
-            await asyncio.to_thread(self._check_earlier, needed.job, signed)
+            await asyncio.to_thread(self._check_earlier, needed.job, offer.signed)
             await self._download(needed)
-        return await asyncio.to_thread(self._admit, signed)
+        return await asyncio.to_thread(self._admit, offer)
 
     async def _download(self, needed: WeightsNeededError) -> None:
         async with self._downloading:
@@ -589,11 +589,16 @@ class Agent:
             raise
         log.event("weights.downloaded", job=job.name, sha256=weights.sha256, bytes=weights.size)
 
-    def _admit(self, signed: bytes) -> Admitted:
+    def _admit(self, offer: JobOffered) -> Admitted:
         # Policy and data come first: they are the same after a restart, while what is left of a
         # budget and what was signed changes from job to job.
-        admitted = self._checked(signed)
-        self._check_earlier(admitted.job, signed)
+        admitted = self._checked(offer.signed)
+        name = admitted.job.name
+        # Lanes keep apart by the name that they are told.
+        if name != offer.job:
+            why = f"offers job {name!r} as {offer.job!r}"
+            raise RefusedError(self._roster.coordinator.id, "JOB_INVALID", why)
+        self._check_earlier(admitted.job, offer.signed)
         return admitted
 
     def _check_earlier(self, job: Job, signed: bytes) -> None:
@@ -742,6 +747,8 @@ class Agent:
                 f" {job.length} rounds are over here, and a round is uploaded once",
             )
         plan = admitted.plan.round(round_)
+        # What is trained from now on is this job's alone.
+        await asyncio.to_thread(folder.begin)
         train = partial(self._train, admitted, asked)
         own = self._own(admitted, asked.counted)
         await rounds.take_part(admitted.declared, plan, cohort, own, contributions, train)

@@ -137,6 +137,14 @@ class JobFolder:
         # A job that failed before its first round may be offered again.
         remove(self.path / "failed")
 
+    def begin(self) -> None:
+        """Note that its first round begins: no other job of this name takes its place any more.
+
+        Durable when it returns. A round may train long before the disk has anything else of it.
+        """
+        if not (self.path / "counted").exists():
+            checked_file.write_json(self.path / "counted", LastCountedRound(counted=0))
+
     def check_on(self, dataset: str) -> None:
         """LocalError where the job was accepted on the records of another data set."""
         before = self.dataset

@@ -1,7 +1,10 @@
 """A coordinator with two signed jobs of one name: no silo takes part in both."""
 
+import asyncio
 import itertools
+import threading
 
+import grpc
 import pytest
 from support.hostile_coordinator import (
     SILO,
@@ -10,12 +13,16 @@ from support.hostile_coordinator import (
     make_world,
     offer,
     play,
+    policy_for,
     records,
     round_of,
 )
 from support.signed_federation import job_document
 
 from staddle.commands.federation import local_federation
+from staddle.errors import CancelledError
+from staddle.proto.channel import ERROR_METADATA
+from staddle.silo.training.round import JobTraining
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
@@ -89,3 +96,77 @@ def test_a_job_that_is_offered_again_and_again_is_judged_once(world, tmp_path):
     hostile = play(Hostile(world, [offer(world, **unknown)] * 4), tmp_path)
     assert hostile.answers == [("DECLINE", 0, "JOB_SIGNATURE")] * 4
     assert len(records(tmp_path, "job.decline")) == 1
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory):
+    """The job "first", which sums in secret, and "other" of the same name, which does not."""
+    table = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
+    fields = {"name": "first", "rounds": 2, "min_cohort": 3}
+    silos = (*SILOS, "west")
+    documents = [job_document(silos, **fields, security=table), job_document(silos, **fields)]
+    world = make_world(tmp_path_factory.mktemp("hidden"), silos, documents[0])
+    world.jobs["other"] = local_federation.sign_job(world.federation, documents[1])
+    world.signed["other"] = (world.federation.folder / "jobs" / "first.json").read_bytes()
+    world.policy = policy_for([*world.jobs.values()])
+    return world
+
+
+class Swapping(Both):
+    """Ends the session once the silo trains in secret, and offers the other job meanwhile."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.accepted, self.trained = threading.Event(), threading.Event()
+
+    async def secure(self, request, context):
+        raise AssertionError("nothing was asked for")
+
+    async def secure_next(self, request, context):
+        metadata = ((ERROR_METADATA, "SESSION"),)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "begin again", metadata)
+
+    async def answer(self, request, context):
+        reply = await super().answer(request, context)
+        if len(self.answers) > 1:
+            self.accepted.set()
+        return reply
+
+    async def poll(self, request, context):
+        if len(self.tasks) == 1:
+            await asyncio.to_thread(self.trained.wait, 60)
+        return await super().poll(request, context)
+
+
+def test_what_was_trained_to_be_summed_in_secret_leaves_in_no_namesake(
+    hidden, tmp_path, monkeypatch
+):
+    """Its round stays in memory while the session is lost, and its folder is empty until then."""
+    script = [of(hidden, "first", offer), of(hidden, "first", round_of, 0)]
+    script += [of(hidden, "other", offer), of(hidden, "other", round_of, 0)]
+    hostile, train, trained = Swapping(hidden, script), JobTraining.train, []
+
+    def held(self, *given):
+        try:
+            while not hostile.accepted.wait(0.01):
+                if self.cancelled():
+                    raise CancelledError("as asked")
+            trained.append(self.admitted.job.digest)
+            return train(self, *given)
+        finally:
+            hostile.trained.set()
+
+    monkeypatch.setattr(JobTraining, "train", held)
+    play(hostile, tmp_path)
+    assert hostile.answers[0][0] == "ACCEPT"
+    assert ("DECLINE", 0, "JOB_INVALID") in hostile.answers
+    assert records(tmp_path, "egress.intent") == []
+    assert list(trained) == [hidden.jobs["first"].digest]
+
+
+def test_a_job_that_is_offered_under_another_name_is_declined(world, tmp_path):
+    """Else two lanes could work on one job: each takes what has another name."""
+    task = of(world, "first", offer)
+    task.offer.job = "another"
+    assert play(Hostile(world, [task]), tmp_path).answers == [("DECLINE", 0, "JOB_INVALID")]
+    assert records(tmp_path, "job.accept") == []
