@@ -245,9 +245,8 @@ class Agent:
         self, lane: Lane, changed: Callable[[], str], settling: Callable[[], bool]
     ) -> Exit | Reload:
         """Run one lane until it ends, and with it all others, unless files are read again."""
-        effect: Effect
+        state, effect = begin()
         try:
-            state, effect = begin()
             while not isinstance(effect, Exit | Reload):
                 state, effect = advance(state, await self._next(lane, effect, changed, settling))
                 lane.stage, before, lane.task = state.stage, lane.task, state.task
@@ -256,8 +255,8 @@ class Agent:
                     self._freed = asyncio.Event()
             return effect
         finally:
-            # For a reload each lane finishes its task.
-            if not self._why_reload:
+            # For a reload each lane finishes its task. Whatever else ends one ends all, at once.
+            if not isinstance(effect, Reload):
                 self.stop()
 
     async def _next(
@@ -412,8 +411,9 @@ class Agent:
             self._open_offers = open_offers
 
     async def _connect(self, lane: Lane, attempt: int) -> Event:
-        # Another lane has opened a session meanwhile.
-        if lane.session < self._greeted:
+        # Another lane has opened a session meanwhile. It settled uploads that broke before, not one
+        # of this lane that broke under it.
+        if lane.session < self._greeted and not self._gate.unsettled:
             lane.session = self._greeted
             return Connected()
         # Doubled each time, with jitter: after an outage not all silos greet in the same instant.

@@ -456,6 +456,11 @@ class Gate:
                 self.session.witness.accepted(upload.digest)
         return settled
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether an upload of this process broke, and nobody has asked since what became of it."""
+        return self._outcomes.broken(but="")
+
     def left(self, job: Job, round_: int) -> bool:
         """Whether something of a round left, or may have: also before a restart."""
         return self._ledger.sent(job.digest, round_) > 0

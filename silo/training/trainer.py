@@ -67,6 +67,7 @@ class Trainer:
         """Without a ``pool`` it has one thread of its own."""
         self._pool = pool or pool_of(1)
         self._cancel = threading.Event()
+        self._running = asyncio.Lock()  # the pool may have threads for more
 
     def cancelled(self) -> bool:
         """True if the work should stop; the training loop asks between batches."""
@@ -85,18 +86,20 @@ class Trainer:
         Raises the errors of errors.py as they are, any other as LocalError with the place where it
         rose.
         """
-        # An earlier ``cancel`` was meant for earlier work.
-        self._cancel.clear()
-        future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
-        try:
-            # ``wait`` does not cancel the work if the caller is cancelled: it must end on its own.
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            self.cancel()
-            await asyncio.wait([future])
-            # how the work ended is of no interest any more; asking keeps asyncio from complaining
-            future.exception()
-            raise
+        # Earlier work that was cancelled may still be on its way to its next batch.
+        async with self._running:
+            # An earlier ``cancel`` was meant for earlier work.
+            self._cancel.clear()
+            future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
+            try:
+                # ``wait`` does not cancel the work with the caller: it must end on its own.
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                self.cancel()
+                await asyncio.wait([future])
+                # how the work ended is of no interest any more; asking keeps asyncio quiet
+                future.exception()
+                raise
         error = future.exception()
         # Others, such as SystemExit, are raised unchanged by ``result``.
         if isinstance(error, Exception) and not isinstance(error, StaddleError):

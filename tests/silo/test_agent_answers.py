@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support.jobs import make_job
 
-from staddle.errors import RefusedError, UnwritableError
+from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import federation_pb2 as pb
 from staddle.silo import agent as agents
 from staddle.silo.admission import approvals
@@ -224,6 +224,46 @@ async def test_files_are_read_again_once_the_tasks_in_hand_are_done(lanes):
         lanes.done.set()
         assert await run == Reload("policy")
     assert len(lanes.performed) == before
+
+
+async def test_what_fails_in_one_lane_ends_all_though_files_are_to_be_read_again(lanes):
+    """A ledger that was rolled back shows in one: nothing more leaves in any."""
+    made, fails = lanes.made, asyncio.Event()
+
+    async def rolled_back():
+        await fails.wait()
+        raise LocalError("rolled back")
+
+    lanes.polled = rolled_back
+    async with asyncio.timeout(30):
+        run = asyncio.create_task(made.run(str, lambda: False))
+        await lanes.both_at_work()
+        made._why_reload = "policy"  # as the next look at the files finds, in any lane
+        fails.set()
+        with pytest.raises(LocalError, match="rolled back"):
+            await run
+
+
+@pytest.mark.parametrize(("unsettled", "calls"), [(False, []), (True, ["hello", "settle"])])
+async def test_a_lane_greets_again_only_for_an_upload_that_broke_since(agent, unsettled, calls):
+    """Another lane has opened a session, which settled what had broken before it."""
+    made, done = agent.made, []
+
+    async def hello(jobs):
+        done.append("hello")
+        return 5
+
+    async def settle():
+        done.append("settle")
+        return []
+
+    made._lanes, made._greeted, made._gate.door = (Lane(0), Lane(1)), 2, asyncio.Lock()
+    made._gate.session.hello, made._gate.settle = hello, settle
+    made._gate.unsettled, made._config = unsettled, SimpleNamespace(coordinator="here:1")
+    made._lanes[0].session = 1
+    assert await made._connect(made._lanes[0], 0) == Connected()
+    assert done == calls
+    assert made._lanes[0].session == made._greeted
 
 
 async def test_what_ends_one_lane_ends_all_and_says_why(lanes):

@@ -705,7 +705,9 @@ def test_no_other_job_uploads_until_a_broken_upload_is_settled(world):
     with pytest.raises(UnreachableError, match="settle"):
         asyncio.run(world.gate.upload_plain(other_job(world), 0, given, SILOS))
     assert world.client.uploads == before
+    assert world.gate.unsettled
     world.settle()
+    assert not world.gate.unsettled
     world.client.stop_after = None
     world.contribute()
     assert world.outcome()["status"] == "sent"

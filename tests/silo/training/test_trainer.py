@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from staddle.errors import CancelledError, LocalError, PeerError
-from staddle.silo.training.trainer import Trainer
+from staddle.silo.training.trainer import Trainer, pool_of
 
 
 class Work:
@@ -199,6 +199,32 @@ def test_one_piece_of_work_at_a_time(trainer):
 
     asyncio.run(scenario())
     assert most == 1
+
+
+def test_work_that_was_cancelled_has_ended_before_the_next_begins():
+    """Also where its pool has another thread: else the next would take back the cancelling."""
+    pool = pool_of(2)
+    trainer, found, stuck = Trainer(pool), [], threading.Event()
+
+    def first():
+        begun.set()
+        stuck.wait(60)
+        found.append(trainer.cancelled())
+
+    async def scenario():
+        cancelled = asyncio.create_task(trainer.run(first))
+        await asyncio.to_thread(begun.wait, 60)
+        cancelled.cancel()
+        following = asyncio.create_task(trainer.run(found.append, "second"))
+        for _ in range(100):  # whoever could run has run
+            await asyncio.sleep(0)
+        stuck.set()
+        await asyncio.wait({cancelled, following})
+
+    begun = threading.Event()
+    asyncio.run(scenario())
+    trainer.close()
+    assert found == [True, "second"]
 
 
 def test_closing_ends_the_work_in_hand():
