@@ -330,7 +330,7 @@ def test_a_job_for_the_records_of_a_file_and_the_silos_of_the_roster(tmp_path, m
     monkeypatch.setattr(job_module.printer, "show", lambda *lines, **_: told.extend(lines))
     for silos in (("a", "b"), ("a", "b", "c", "d")):
         roster = SimpleNamespace(silo_ids=frozenset(silos))
-        monkeypatch.setattr(job_module, "access", lambda _, roster=roster: (None, roster))
+        monkeypatch.setattr(job_module, "access", lambda *_, roster=roster, **__: (None, roster))
         file = tmp_path / f"of-{len(silos)}.toml"
         call = ["job", "init", str(file), "--data", str(tmp_path / "sample.csv")]
         call += ["--label", "state", "--purpose", "For a test of drafts", "--operator", "o.toml"]
