@@ -67,8 +67,8 @@ def invite(
     file = membership_client.read(founder, alone=True)
     names = organisation or [""] * len(members)
     paths = paths_of(members) if out is None else dict.fromkeys(members, out)
-    check_new(members, paths)
     _check(members, names, file, replace=replace)
+    check_new(members, paths)
     check_local(out is None or len(paths) == 1, "--out names one file; leave it out for several")
     write_invitations(file, paths, names, "operator" if operator else "silo", days)
 
