@@ -125,12 +125,15 @@ class Service:
         """
         silo = self._silo(request.session, context)
         in_hand = {(own.job, own.kind, own.round) for own in request.in_hand[:MOST_LANES]}
+        at_work = {job for job, *_ in in_hand}
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
             # A new session may have begun: what waits is for that one.
             self._check_session(silo, request.session)
-            tasks = self._daemon.tasks_for(silo)
+            # A job's next task comes last while its silo is behind: it takes one task of a job at a
+            # time, and would never hear of other jobs.
+            tasks = sorted(self._daemon.tasks_for(silo), key=lambda own: own[0].job.name in at_work)
             found = next((own for own in tasks if _named(*own) not in in_hand), None)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
             if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
