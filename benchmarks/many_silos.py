@@ -30,7 +30,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -201,22 +200,13 @@ def started(federation: LocalFederation, names: Sequence[str]) -> list[ChildProc
 def watched(coordinator: ChildProcess, process: Any, port: int, silos: int) -> list[Used]:
     """What the coordinator had used when each round closed, until the job has ended."""
     used: list[Used] = []
-    opened = 0.0
-    while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
-        if process.exitcode:
-            raise SystemExit("the silos of the benchmark ended; their error stands above")
-        if event is None:
-            continue
-        at = datetime.fromisoformat(str(event["time"])).timestamp()
-        if event["event"] == "round.opened":
-            opened = at
-        elif event["event"] == "round.closed":
-            if len(event["members"]) < silos:
-                raise SystemExit(
-                    f"round {event['round']} closed without some silos; its cost says nothing"
-                )
-            files = len([*Path(f"/proc/{coordinator.pid}/fd").iterdir()])
-            used.append(Used(opened, at, rounds.cpu(coordinator.pid), files, *traffic(port)))
+    for event, opened, closed in rounds.closed_rounds(coordinator, [process]):
+        if len(event["members"]) < silos:
+            raise SystemExit(
+                f"round {event['round']} closed without some silos; its cost says nothing"
+            )
+        files = len([*Path(f"/proc/{coordinator.pid}/fd").iterdir()])
+        used.append(Used(opened, closed, rounds.cpu(coordinator.pid), files, *traffic(port)))
     return used
 
 

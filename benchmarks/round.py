@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -239,6 +239,26 @@ async def greeted(gate: Gate) -> None:
         return
 
 
+def closed_rounds(
+    coordinator: ChildProcess, silos: Sequence[Any]
+) -> Iterator[tuple[Mapping[str, Any], float, float]]:
+    """Each round as it closes, and when it opened and closed, in seconds since 1970.
+
+    SystemExit once a process of the silos has failed.
+    """
+    opened = 0.0
+    while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
+        if any(process.exitcode for process in silos):
+            raise SystemExit("the silos of the benchmark ended; their error stands above")
+        if event is None:
+            continue
+        at = datetime.fromisoformat(str(event["time"])).timestamp()
+        if event["event"] == "round.opened":
+            opened = at
+        elif event["event"] == "round.closed":
+            yield event, opened, at
+
+
 def memory(pid: int, key: str) -> int:
     """Bytes of VmHWM (peak) or VmRSS of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -330,25 +350,17 @@ def our_rounds(
                     context.Process(target=silo_process, args=(str(folder), name, address, results))
                 )
                 children[-1].start()
-            opened, took, began, ended = 0.0, [], [], []
+            took, began, ended = [], [], []
             largest_silo = disk = 0
-            while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
-                if any(child.exitcode for child in children):
-                    raise SystemExit("a silo of the benchmark ended; its error stands above")
-                if event is None:
-                    continue
-                at = datetime.fromisoformat(str(event["time"])).timestamp()
-                if event["event"] == "round.opened":
-                    opened = at
-                elif event["event"] == "round.closed":
-                    pids = [child.pid for child in children]
-                    ended = [cpu(pid) for pid in (coordinator.pid, *pids)]
-                    largest_silo = max(memory(pid, "VmHWM") for pid in pids)
-                    disk = max(disk, size(federation.coordinator_config.parent))
-                    if event["round"]:
-                        took.append(at - opened)
-                    else:
-                        began = ended
+            pids = [child.pid for child in children]
+            for event, opened, closed in closed_rounds(coordinator, children):
+                ended = [cpu(pid) for pid in (coordinator.pid, *pids)]
+                largest_silo = max(memory(pid, "VmHWM") for pid in pids)
+                disk = max(disk, size(federation.coordinator_config.parent))
+                if event["round"]:
+                    took.append(closed - opened)
+                else:
+                    began = ended
             spent = [pair for _ in children for pair in results.get(timeout=60)]
             for child in children:
                 child.join(60)

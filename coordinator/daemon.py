@@ -688,7 +688,7 @@ class Daemon:
         why = f"{type(error).__name__}: {error}"
         log.problem("fold.failed", job=run.job.name, round=round_, why=why)
         # Silos read it: in our own words, not in those of a library, which may hold values.
-        short = getattr(error, "strerror", type(error).__name__)
+        short = getattr(error, "strerror", None) or type(error).__name__
         said = f"{short}; the coordinator's log says more (fold.failed)"
         if isinstance(error, StaddleError):
             said = str(error)

@@ -300,21 +300,22 @@ class CoordinatorSession:
         ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there
         may be none. A sum that is rejected is recorded as one that ended, with who is to blame.
         """
-        request = pb.FetchRequest(
-            session=self.token,
-            job=plan.job.name,
-            job_digest=bytes.fromhex(plan.job.digest),
-            round=plan.round,
-        )
-        self.count(request)
-        frames = self.client.fetch(request, delivery.largest(plan))
-        try:
-            async with self._fetching:
+        async with self._fetching:
+            # Made and counted now: another lane may have opened a session while this one waited.
+            request = pb.FetchRequest(
+                session=self.token,
+                job=plan.job.name,
+                job_digest=bytes.fromhex(plan.job.digest),
+                round=plan.round,
+            )
+            self.count(request)
+            frames = self.client.fetch(request, delivery.largest(plan))
+            try:
                 return await delivery.take(self._ledger, self.coordinator, plan, frames, rows, sums)
-        except RefusedError:
-            if sums is not None and sums.refused is not None:
-                await self._sum_records.refused(plan.job.name, plan.job.digest, sums.refused)
-            raise
+            except RefusedError:
+                if sums is not None and sums.refused is not None:
+                    await self._sum_records.refused(plan.job.name, plan.job.digest, sums.refused)
+                raise
 
     def weights(self, job: Job, size: int, offset: int) -> AsyncIterator[bytes]:
         """Download a job's file of weights of ``size`` bytes from a byte on, piece by piece."""

@@ -198,6 +198,28 @@ def fetched(world, frames, round_=1):
         return asyncio.run(scenario())
 
 
+def test_a_delivery_that_waits_for_another_is_asked_for_in_the_session_that_is_open_then(world):
+    """And counted in it."""
+    world.client.delivery = delivery(world)[0]
+
+    async def scenario():
+        session = world.gate.session
+        await session.hello()
+        async with session._fetching:
+            second = asyncio.create_task(session.fetch(JobPlan(world.job).round(1)))
+            await asyncio.sleep(0)
+            world.client.greeting.session = b"another session"
+            await session.hello()
+        await second
+        await session.end()
+
+    with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
+        asyncio.run(scenario())
+    assert world.client.messages[-1].session == b"another session"
+    closed = [each for each in stored(world.path) if each["type"] == "control.close"]
+    assert [each["messages"] for each in closed] == [1, 2]
+
+
 def test_a_delivery_is_taken_and_recorded(world):
     frames, values = delivery(world)
     found = fetched(world, frames)
