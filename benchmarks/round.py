@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -196,8 +196,8 @@ async def echo(
         def own(_: Part) -> Flat:
             return tuple(value.reshape(-1).numpy() for value in last.values())
 
-        await greeted(gate)
-        while True:
+        async def worked() -> bool:
+            """Do what the coordinator asks; whether the job goes on."""
             task = await gate.session.poll()
             match task.WhichOneof("body"):
                 case "offer":
@@ -206,7 +206,7 @@ async def echo(
                         await group_keys.contribute(job)
                     await gate.session.answer(job.name, job.digest, 0, "ACCEPT")
                 case "round":
-                    spent |= {"gate": 0.0, "ledger": 0.0}
+                    spent.update({"gate": 0.0, "ledger": 0.0})
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
                         local = OwnValues(place, task.round.counted, own)
@@ -224,9 +224,28 @@ async def echo(
                         took.append((spent["gate"], spent["ledger"]))
                 case "finish":
                     await gate.session.answer(job.name, job.digest, job.rounds, "DONE")
-                    break
-        await gate.session.close()
+                    return False
+            return True
+
+        await until_over(gate, worked)
     return took
+
+
+async def until_over(gate: Gate, worked: Callable[[], Awaitable[bool]]) -> None:
+    """Work in sessions, one after another, until the job is over.
+
+    As with an agent, a call that took too long ends a session, and no more: a blind round in memory
+    goes on where it was.
+    """
+    goes_on = True
+    while goes_on:
+        await greeted(gate)
+        try:
+            while goes_on := await worked():
+                pass
+        except UnreachableError:
+            continue
+    await gate.session.close()
 
 
 async def greeted(gate: Gate) -> None:

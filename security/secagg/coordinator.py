@@ -33,6 +33,7 @@ other survivors' are awaited, too. Who revealed a wrong one is named where enoug
 the attempt ends.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,7 +67,16 @@ from .coordinator_events import (
     Tell,
     WordsUploaded,
 )
-from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
+from .dealing import (
+    SELF,
+    Dealing,
+    HeldShare,
+    KeyBundle,
+    Portion,
+    check_portions,
+    deliver,
+    distinct_keys,
+)
 from .evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened, joins
 from .gram_pieces import read_revealed
 from .linear_tags import combine
@@ -507,8 +517,9 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
     """
     terms: list[Term] = []
     opened = state
+    shown = _shown(state)
     for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
-        joined = _joined(state, dealer, kind)
+        joined = _joined(state, dealer, kind, shown[dealer])
         if joined.wrong:
             opened = _blamed(opened, dealer, Unjoined(kind, joined.wrong))
         if joined.secret is not None:
@@ -581,14 +592,20 @@ class _Joined:
     wrong: tuple[ShownShare, ...]
 
 
-def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
-    """The secret that a dealer committed to, of t revealed shares that join to it."""
-    shares = {
-        holder: each.held
-        for holder in state.reveals
-        for each in state.reveals[holder].shares
-        if each.dealer == dealer
-    }
+def _shown(state: CoordinatorState) -> dict[str, dict[str, HeldShare]]:
+    """All shares that were revealed: by dealer, then by holder."""
+    # Read once for all dealers: once for each would take the cube of the silos.
+    shown: dict[str, dict[str, HeldShare]] = defaultdict(dict)
+    for holder, reveal in state.reveals.items():
+        for each in reveal.shares:
+            shown[each.dealer][holder] = each.held
+    return shown
+
+
+def _joined(
+    state: CoordinatorState, dealer: str, kind: bytes, shares: Mapping[str, HeldShare]
+) -> _Joined:
+    """The secret that a dealer committed to, of t of its revealed shares that join to it."""
     # Not all sets of t: among 100 silos they are more than any machine can try.
     wrong: tuple[ShownShare, ...] = ()
     for holders in islice(_subsets(sorted(shares), state.spec.threshold), MOST_SUBSETS):
