@@ -6,6 +6,8 @@ What single modules do is tested with them.
 import csv
 import json
 import os
+import re
+import shutil
 import signal
 
 import numpy as np
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.engines.engine import Serial
 from staddle.commands.simulate import published as reproduce_tables
-from staddle.commands.simulate import reproduce
+from staddle.commands.simulate import published_runs, reproduce
 from staddle.errors import LocalError
 from staddle.simulator.reproduce import published
 
@@ -81,6 +83,7 @@ def toys(monkeypatch):
     for module in (reproduce, reproduce_tables):
         monkeypatch.setattr(module, "find", {table.path: table for table in tables}.__getitem__)
     monkeypatch.setattr(reproduce_tables, "published", lambda: tables)
+    monkeypatch.setattr(reproduce, "all_tables", lambda: tables)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -96,7 +99,7 @@ def data(tmp_path):
 def reported(monkeypatch):
     """Settings whose summary and pictures would be written: simulate's tests have them."""
     names = []
-    monkeypatch.setattr(reproduce, "report", lambda prepared: names.append(prepared.out.name))
+    monkeypatch.setattr(published_runs, "report", lambda prepared: names.append(prepared.out.name))
     return names
 
 
@@ -265,3 +268,111 @@ def test_one_table_is_listed_with_its_settings_its_values_and_notes(data):
         "mean": 0.998,
         "deviation": None,
     }
+
+
+def everything(*arguments):
+    return CliRunner().invoke(app, ["--resume-all", *map(str, arguments)])
+
+
+@pytest.fixture
+def both(data):
+    """The records of both settings."""
+    (data / "hard").mkdir()
+    shutil.copy(data / "digits.npz", data / "hard")
+    return data
+
+
+def counted(output):
+    """The table's line: how many runs are finished, and of how many."""
+    (line,) = [line for line in output.splitlines() if line.startswith("│ toys/table1")]
+    return [cell.strip() for cell in line.split("│")[1:-1]]
+
+
+def begun(output):
+    """Settings and runs, as they began."""
+    named = [line for line in output.splitlines() if re.match(r"(easy|hard): |.*: begins", line)]
+    return [re.sub(r"(: begins.*|: .*)", "", line) for line in named]
+
+
+@pytest.mark.usefixtures("reported")
+def test_all_tables_are_run_seed_by_seed_and_go_on_after_a_stop(both, monkeypatch):
+    small = (
+        "--clients",
+        "4",
+        "--rounds",
+        "1",
+        "--workers",
+        "1",
+        "--data",
+        both,
+        "--out",
+        both / "o",
+    )
+    trained, train_all = [], Serial.train
+
+    def train(self, *work):
+        trained.append(work)
+        if len(trained) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_all(self, *work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Serial, "train", train)
+        stopped = everything(*small)
+    assert "stopped; the same command resumes" in str(stopped.exception)
+    # the first seed of both settings comes before the second seed of any
+    each = ["local, seed 1", "fedper, seed 1", "mean, seed 1", "fedrep, seed 1"]
+    assert begun(stopped.output) == ["easy", *each, "hard", *each[:2]]
+    assert counted(stopped.output) == ["toys/table1", "5", "16"]
+
+    finished = everything(*small)
+    assert finished.exit_code == 0, finished.exception
+    later = [name.replace("1", "2") for name in each]
+    assert begun(finished.output) == [
+        "easy", "hard", *each[1:], "easy", *later, "hard", *later,
+    ]  # fmt: skip
+    assert counted(finished.output) == ["toys/table1", "16", "16"]
+    with (both / "o" / "toys" / "table1.csv").open() as file:
+        found = {(row["column"], row["label"]): row["seeds"] for row in csv.DictReader(file)}
+    assert found["hard", "mean"] == found["easy", "fedrep"] == "2"
+    assert (both / "o" / "toys" / "table1.png").read_bytes().startswith(b"\x89PNG")
+
+    (told,) = json.loads(everything(*small, "--json").stdout)
+    scored = [value["ours"]["score"] for value in told["values"] if value["ours"]]
+    assert (told["table"], [score["seeds"] for score in scored]) == ("toys/table1", [2] * 8)
+
+
+@pytest.mark.usefixtures("reported")
+def test_of_all_tables_what_cannot_run_ends_nothing_else(both, monkeypatch):
+    (both / "digits.npz").unlink()
+    train_all = Serial.train
+
+    def train(self, *work):
+        if type(self._method).__name__ == "FedPer":
+            raise LocalError("it cannot")
+        return train_all(self, *work)
+
+    monkeypatch.setattr(Serial, "train", train)
+    small = ("--clients", "4", "--rounds", "1", "--seed", "3", "--workers", "1", "--data", both)
+    ended = everything(*small, "--out", both / "o")
+    assert f"left out, since {both} lacks their records: toys/table1 easy." in ended.output
+    assert str(ended.exception) == (
+        "1 run of 4 could not continue: toys/table1, hard, fedper, seed 3: it cannot"
+    )
+    assert counted(ended.output) == ["toys/table1", "3", "4"]
+
+    ended = everything("--rounds", "2", *small[:2], *small[4:], "--out", both / "o")
+    assert "toys/table1, hard, seed 3: " in str(ended.exception)
+    assert "is at another scale" in str(ended.exception)
+
+
+@pytest.mark.parametrize("named", [["toys/table1"], ["--setting", "easy"], ["--method", "local"]])
+def test_all_tables_are_not_some(data, named):
+    result = everything("--data", data, *named)
+    assert "--resume-all runs all tables" in str(result.exception)
+
+
+def test_without_any_records_nothing_is_run(data):
+    result = everything("--data", data / "nowhere")
+    assert "has the records of no table" in str(result.exception)
+    assert "--resume-all: --data DIR is missing" in str(everything().exception)
