@@ -1,5 +1,6 @@
 """Runs published tables setting by setting, one of them or all, and writes what came of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
@@ -36,8 +37,6 @@ from ..terminal import printer
 from ..terminal.printer import Screen
 from .simulate import Prepared, RunOptions, prepare, raise_faults, report, train
 
-# of a table's files
-KINDS = ("md", "csv", "png")
 ALL = ("table", "runs finished", "of")
 
 Named: TypeAlias = tuple[str, int]  # a run's label and seed
@@ -83,8 +82,7 @@ class TableRuns:
 
     def finished(self, setting: PaperSetting) -> frozenset[Named]:
         """The finished runs of a setting, by label and seed."""
-        runs = finished_runs(self.out / setting.name)
-        return frozenset((run.label, run.seed) for run in runs)
+        return frozenset(map(attrgetter("label", "seed"), finished_runs(self.out / setting.name)))
 
     def is_done(self, setting: PaperSetting, wanted: frozenset[Named]) -> bool:
         """Whether these runs are finished, in a folder that was checked when it was begun."""
@@ -96,8 +94,7 @@ class TableRuns:
         LocalError where its folder holds other runs.
         """
         experiment = self.experiment(setting, seeds)
-        names = ", ".join(method.title for method in experiment.file.all_methods)
-        self._screen.show(f"{setting.name}: {names}")
+        self._screen.show(f"{setting.name}: {', '.join(titles(experiment))}")
         # The labels were chosen before, so ``methods`` must not filter again.
         asked = replace(self._asked, methods=(), seeds=seeds or self._asked.seeds)
         prepared = prepare(self._screen, experiment, self.out / setting.name, asked)
@@ -117,18 +114,18 @@ class TableRuns:
         begun = {name: finished_runs(self.out / name) for name in self._begun}
         cells = compared(self.table, begun)
         if cells:
-            texts = to_markdown(self.table, cells, self.smaller), to_csv(self.table, cells)
-            for path, text in zip(self.files[:2], texts, strict=True):
-                write_atomic(path, text.encode(), 0o644)
+            markdown, values, image = self.files
+            write_atomic(markdown, to_markdown(self.table, cells, self.smaller).encode(), 0o644)
+            write_atomic(values, to_csv(self.table, cells).encode(), 0o644)
             if can_draw():
-                write_atomic(self.files[2], drawn(cells), 0o644)
+                write_atomic(image, drawn(cells), 0o644)
         return cells
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
         """The table as Markdown, as CSV and as a picture, which has to be drawn."""
-        markdown, values, picture = (self.out / f"{self.table.name}.{kind}" for kind in KINDS)
-        return markdown, values, picture
+        name = self.table.name
+        return self.out / f"{name}.md", self.out / f"{name}.csv", self.out / f"{name}.png"
 
     def document(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """The table for scripts."""
@@ -190,8 +187,7 @@ def run_all(
     root = asked.out or Path()
     every = [
         TableRuns(screen, table, data, (), clients, replace(asked, out=root / table.paper))
-        for table in tables
-        if table.settings
+        for table in filter(attrgetter("settings"), tables)
     ]
     lacking = {runs.table.path: runs.lacking() for runs in every}
     # the order of the turns: sorting keeps that of the tables
@@ -250,8 +246,12 @@ def _turns(
 
 def names_of(experiment: CheckedExperiment) -> frozenset[Named]:
     """The runs of an experiment, by label and seed."""
-    labels = [method.title for method in experiment.file.all_methods]
-    return frozenset(product(labels, experiment.file.all_seeds))
+    return frozenset(product(titles(experiment), experiment.file.all_seeds))
+
+
+def titles(experiment: CheckedExperiment) -> list[str]:
+    """The labels of its methods."""
+    return list(map(attrgetter("title"), experiment.file.all_methods))
 
 
 def _check_scale(prepared: Prepared) -> None:
@@ -317,12 +317,13 @@ def _show_all(
     if as_json:
         printer.show_json([runs.document(runs.write()) for runs in every])
         return
-    rows = []
-    for runs in every:
-        own = [turn for turn in turns if turn.runs is runs]
-        wanted = sum(len(turn.wanted) for turn in own)
-        done = sum(len(turn.wanted & runs.finished(turn.setting)) for turn in own)
-        rows.append([runs.table.path, str(done), str(wanted)])
+    wanted: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    for turn in turns:
+        path = turn.runs.table.path
+        wanted[path] += len(turn.wanted)
+        done[path] += len(turn.wanted & turn.runs.finished(turn.setting))
+    rows = [[path, str(done[path]), str(count)] for path, count in sorted(wanted.items())]
     printer.show(printer.PrintedTable(ALL, rows))
     screen.show("The same command resumes what is left.")
 

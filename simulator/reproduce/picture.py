@@ -1,8 +1,10 @@
 """A picture of a published table: the paper's values and ours, a panel per setting."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
 
 from ..report.style import COLOURS, percent, picture, within
 from .comparison import Cell
@@ -13,12 +15,14 @@ if TYPE_CHECKING:
 
 PANEL, ROW = 3.6, 0.3  # inches: the width of a panel, the height of a row
 HEAD = 1.2  # inches above and below the rows
+Points: TypeAlias = dict[float, tuple[float, float]]  # means and deviations, by place
+
 ACROSS = 3  # panels side by side
 APART = 0.12  # of a row: how far above its middle the published value stands, and ours below
 
 
-def drawn(cells: Sequence[Cell]) -> bytes:
-    """PNG with a panel per column and a row per method; ``cells`` is not empty.
+def drawn(cells: Sequence[Cell], form: Literal["png", "svg"] = "png") -> bytes:
+    """A picture with a panel per column and a row per method; ``cells`` is not empty.
 
     A circle is the paper's value, a dot is ours, and lines are their deviations. A method without
     either has no row. The same cells give the same bytes.
@@ -42,7 +46,7 @@ def drawn(cells: Sequence[Cell]) -> bytes:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
 
-    return picture(PANEL * across + 1, (ROW * most + HEAD) * down, draw)
+    return picture(PANEL * across + 1, (ROW * most + HEAD) * down, draw, form)
 
 
 def _panel(axes: "Axes", cells: Sequence[Cell]) -> None:
@@ -50,34 +54,31 @@ def _panel(axes: "Axes", cells: Sequence[Cell]) -> None:
     axes.set_yticks(range(len(cells)), [cell.row.title for cell in cells])
     # the first row on top
     axes.set_ylim(len(cells) - 0.5, -0.5)
-    published = {
-        place - APART: (cell.value.mean, cell.value.deviation)
-        for place, cell in enumerate(cells)
-        if cell.value.mean is not None
-    }
-    ours = {
-        place + APART: (cell.ours.score.mean, cell.ours.score.deviation)
-        for place, cell in enumerate(cells)
-        if cell.ours is not None
-    }
+    published: Points = {}
+    ours: Points = {}
+    for place, cell in enumerate(cells):
+        if cell.value.mean is not None:
+            published[place - APART] = cell.value.mean, cell.value.deviation or 0.0
+        if cell.ours is not None:
+            ours[place + APART] = cell.ours.score.mean, cell.ours.score.deviation or 0.0
     _points(axes, published, "published", COLOURS[0], filled=False)
     _points(axes, ours, "ours", COLOURS[1], filled=True)
-    axes.set_xlim(*within([mean for mean, _ in (published | ours).values()]))
+    means, deviations = np.array([*published.values(), *ours.values()]).T
+    axes.set_xlim(*within([*(means - deviations), *(means + deviations)]))
     axes.locator_params(axis="x", nbins=5)
     percent(axes, "x")
 
 
 def _points(
     axes: "Axes",
-    points: Mapping[float, tuple[float, float | None]],
+    points: Points,
     label: str,
     colour: str,
     *,
     filled: bool,
 ) -> None:
-    """Means and deviations by their places in a panel."""
-    means = [mean for mean, _ in points.values()]
-    deviations = [deviation or 0 for _, deviation in points.values()]
+    """Dots with their deviations, in a panel."""
+    means, deviations = np.array([*points.values()]).reshape(-1, 2).T
     face = colour if filled else "white"
     axes.errorbar(
         means,

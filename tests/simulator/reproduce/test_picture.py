@@ -33,7 +33,7 @@ CELLS = [
 def panels(monkeypatch):
     """The panels of what is drawn."""
     figure = Figure()
-    monkeypatch.setattr(module, "picture", lambda _width, _height, draw: draw(figure))
+    monkeypatch.setattr(module, "picture", lambda _width, _height, draw, _form: draw(figure))
     drawn(CELLS)
     return figure.axes
 
