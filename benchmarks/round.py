@@ -68,7 +68,11 @@ from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
 from staddle.silo.blind.rounds import BlindRounds, OwnValues  # noqa: E402
 from staddle.silo.egress import gate as egress  # noqa: E402
 from staddle.silo.egress.gate import Gate  # noqa: E402
-from staddle.silo.egress.session import UnreachableError, open_client  # noqa: E402
+from staddle.silo.egress.session import (  # noqa: E402
+    TurnedAwayError,
+    UnreachableError,
+    open_client,
+)
 from staddle.silo.egress.witness import Witness  # noqa: E402
 from staddle.silo.ingress.delivery import ReceivedDelivery  # noqa: E402
 from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
@@ -235,7 +239,7 @@ async def until_over(gate: Gate, worked: Callable[[], Awaitable[bool]]) -> None:
     """Work in sessions, one after another, until the job is over.
 
     As with an agent, a call that took too long ends a session, and no more: a blind round in memory
-    goes on where it was.
+    continues where it was. So does one that came too late for a round which closed without it.
     """
     goes_on = True
     while goes_on:
@@ -243,7 +247,7 @@ async def until_over(gate: Gate, worked: Callable[[], Awaitable[bool]]) -> None:
         try:
             while goes_on := await worked():
                 pass
-        except UnreachableError:
+        except (UnreachableError, TurnedAwayError):
             continue
     await gate.session.close()
 
