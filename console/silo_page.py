@@ -177,12 +177,8 @@ def _offered(waiting: WaitingJob) -> SiloJobLine:
 
 def state_of(job: SiloJobStatus) -> str:
     """One word for where a job stands here."""
-    states = {
-        "unreadable": bool(job.problem),
-        "finished": job.finished,
-        "ended without a result": job.failed,
-    }
-    return next((state for state, holds in states.items() if holds), "running")
+    words = {"failed": "ended without a result", "runs": "running"}
+    return "unreadable" if job.problem else words.get(job.stage, job.stage)
 
 
 def _declined(facts: SiloFacts | None) -> Iterator[SiloJobLine]:

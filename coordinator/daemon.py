@@ -59,7 +59,7 @@ from .rounds.events import (
 )
 from .rounds.machine import JobState, advance, resumed
 from .rounds.queue import next_to_begin
-from .rounds.tasks import SiloTask, awaited, concerned, task_for
+from .rounds.tasks import SiloTask, awaited, concerned, stop_for, task_for
 from .storage.attestations import Attesting
 from .storage.database import Database, StoredJob
 from .storage.key_contributions import KeyContributions
@@ -400,6 +400,11 @@ class Daemon:
         """The SHA-256 of each signed job that waits for this silo, or would take another answer."""
         waits = (run for run in self.runs if run.state.is_open_to(silo))
         return [sha256(run.signed).digest() for run in waits]
+
+    def stopped_jobs(self, silo: str) -> dict[str, str]:
+        """Why jobs of this silo are stopped, by their digests."""
+        reasons = {run.job.digest: stop_for(run.state, silo) for run in self.runs}
+        return {digest: why for digest, why in reasons.items() if why}
 
     def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
         """Keep a silo's contribution to the key of a job before it accepts.

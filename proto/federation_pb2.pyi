@@ -152,20 +152,22 @@ class InHand(_message.Message):
     def __init__(self, job: _Optional[str] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nothing", "offer", "round", "finish", "witness", "open_offers")
+    __slots__ = ("nothing", "offer", "round", "finish", "witness", "open_offers", "stopped")
     NOTHING_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     WITNESS_FIELD_NUMBER: _ClassVar[int]
     OPEN_OFFERS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     nothing: Nothing
     offer: Offer
     round: Round
     finish: Finish
     witness: Witness
     open_offers: OpenOffers
-    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., witness: _Optional[_Union[Witness, _Mapping]] = ..., open_offers: _Optional[_Union[OpenOffers, _Mapping]] = ...) -> None: ...
+    stopped: StoppedJobs
+    def __init__(self, nothing: _Optional[_Union[Nothing, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., witness: _Optional[_Union[Witness, _Mapping]] = ..., open_offers: _Optional[_Union[OpenOffers, _Mapping]] = ..., stopped: _Optional[_Union[StoppedJobs, _Mapping]] = ...) -> None: ...
 
 class Nothing(_message.Message):
     __slots__ = ()
@@ -176,6 +178,20 @@ class OpenOffers(_message.Message):
     SIGNED_SHA256_FIELD_NUMBER: _ClassVar[int]
     signed_sha256: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, signed_sha256: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class StoppedJobs(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[StoppedJob]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[StoppedJob, _Mapping]]] = ...) -> None: ...
+
+class StoppedJob(_message.Message):
+    __slots__ = ("job_digest", "reason")
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job_digest: bytes
+    reason: str
+    def __init__(self, job_digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Witness(_message.Message):
     __slots__ = ("asked", "attestations")

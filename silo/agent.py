@@ -57,6 +57,7 @@ from .config import SiloConfig
 from .egress.gate import Gate
 from .egress.outcomes import DeniedError, OtherRosterError
 from .egress.session import TurnedAwayError, UnreachableError
+from .ingress.coordinator_word import KeptWord
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .ingress.start_weights import take
@@ -183,6 +184,8 @@ class Agent:
 
         # What the coordinator said last that it offers, by SHA-256 of the signed jobs.
         self._open_offers: frozenset[bytes] | None = None
+
+        self._word = KeptWord(config.directory)
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
@@ -386,6 +389,7 @@ class Agent:
         asked = loop.time()
         told = await self._gate.session.poll(list(map(_in_hand, self._in_hand())))
         self._sort_offers(told)
+        self._note_stops(told)
         task = _task(self._roster.coordinator.id, told)
         # Whatever a coordinator says, no two lanes work on one job. Several may be told of it at
         # once: the others ask again.
@@ -409,6 +413,19 @@ class Agent:
             for job, kind in moved.items():
                 log.event(MOVED[kind], job=job)
             self._open_offers = open_offers
+
+    def _note_stops(self, told: pb.Task) -> None:
+        """Keep which jobs an operator stopped, for our people; an older coordinator does not say.
+
+        None on which a lane works: whatever a coordinator says, it does not stand still.
+        """
+        if not told.HasField("stopped"):
+            return
+        at_work = set(map(attrgetter("digest"), self._in_hand()))
+        stopped = {each.job_digest.hex(): each.reason for each in told.stopped.jobs}
+        left = {digest: stopped[digest] for digest in stopped.keys() - at_work}
+        for job, why in self._word.note_stops(left).items():
+            log.event("job.stopped", job=job, why=why)
 
     async def _connect(self, lane: Lane, attempt: int) -> Event:
         # Another lane has opened a session meanwhile. It settled uploads that broke before, not one

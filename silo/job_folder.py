@@ -464,6 +464,16 @@ def check_same_records(jobs: Path, names: DataSets) -> None:
         folder.check_on(dataset)
 
 
+def accepted(jobs: Path) -> dict[str, str]:
+    """The names of all accepted jobs by their digests, but of those that the disk changed."""
+    documents = {path.parent.name: _document(path) for path in jobs.glob("*/job.json")}
+    return {
+        sha256(canonical_json(document)).hexdigest(): name
+        for name, document in documents.items()
+        if document is not None
+    }
+
+
 def _document(path: Path) -> Mapping[str, Any] | None:
     """The document of a signed job; None for one that the disk changed, as its signature shows
     later.

@@ -22,6 +22,8 @@ from ..security.log.lock import held
 from ..security.policy import policy as policies
 from .admission import budget as budgets
 from .config import SiloConfig
+from .ingress import coordinator_word
+from .ingress.coordinator_word import CoordinatorWord
 from .job_folder import JobFolder
 
 
@@ -44,14 +46,28 @@ class SiloJobStatus:
     baseline: float | None = None  # the score of the best answer that is the same for all
     form: ScoreForm | None = None  # what the score is
     problem: str = ""  # why its files cannot be read
-    reason: str = ""  # why it ended without its result, in the coordinator's words
+    reason: str = ""  # why it stopped, or ended without its result, in the coordinator's words
     since: float = 0.0  # when it was accepted, or ended; seconds since 1970
+    digest: str = ""  # the job's, SHA-256 in hex
+    stopped: bool = False  # by an operator, until one resumes it, as the coordinator says
+    lost: str = ""  # why no round can come, since the coordinator gives no session
 
     @property
     def why(self) -> str:
-        """What is known of why there is no result."""
+        """What is known of why there is no result, or no next round."""
         said = f"the coordinator says: {self.reason}" * bool(self.reason)
-        return self.problem or said
+        return self.problem or self.lost or said
+
+    @property
+    def stage(self) -> str:
+        """Where it stands here."""
+        stages = {
+            "finished": self.finished,
+            "failed": self.failed,
+            "no session": bool(self.lost),
+            "stopped": self.stopped,
+        }
+        return next((stage for stage, holds in stages.items() if holds), "runs")
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,16 @@ def jobs(config: SiloConfig) -> tuple[SiloJobStatus, ...]:
     kept = sorted(
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
     )
-    return tuple(_job(JobFolder(path.parent), config) for path in kept)
+    word = coordinator_word.read(config.directory)
+    return tuple(_told(_job(JobFolder(path.parent), config), word) for path in kept)
+
+
+def _told(job: SiloJobStatus, word: CoordinatorWord) -> SiloJobStatus:
+    """A job with what the coordinator says of one that has not ended."""
+    if job.finished or job.failed:
+        return job
+    stops = word.stopped.get(job.digest, "")
+    return replace(job, stopped=bool(stops), reason=stops, lost=word.lost)
 
 
 def _policy(config: SiloConfig, verified: AuditResult) -> PolicyStatus:
@@ -155,7 +180,7 @@ def _job(folder: JobFolder, config: SiloConfig) -> SiloJobStatus:
         return SiloJobStatus(name, *state, problem=problem, since=folder.since)
     state = (folder.finished, folder.failed)
     found = SiloJobStatus(name, *state, job.method_name, done, job.length, **counts)
-    return replace(found, reason=folder.failure, since=folder.since)
+    return replace(found, digest=job.digest, reason=folder.failure, since=folder.since)
 
 
 def _allowed(document: object, config: SiloConfig) -> Allowed:

@@ -221,13 +221,7 @@ def _policy(found: SiloStatus) -> str:
 
 def _state(job: SiloJob) -> str:
     # a job's files may be damaged: then they say neither that it finished nor that it failed
-    if job.problem:
-        return "unreadable"
-    if job.finished:
-        return "finished"
-    if job.failed:
-        return "failed"
-    return "open"
+    return "unreadable" if job.problem else {"runs": "open"}.get(job.stage, job.stage)
 
 
 def _score(job: SiloJob) -> str:

@@ -182,9 +182,9 @@ def _rows(config: SiloConfig) -> Iterator[tuple[str, str, str, str]]:
 
     found = status.read(config)
     for own in found.jobs:
-        ended = {True: "finished", False: "failed"}[own.finished]
-        state = ended if own.finished or own.failed else "runs"
-        yield own.job, state, _time(own.since), own.why or f"round {own.done} of {own.rounds}"
+        rounds = f"round {own.done} of {own.rounds}" * bool(own.rounds)
+        said = "; ".join(filter(None, (rounds, own.why)))
+        yield own.job, own.stage, _time(own.since), said
     # Accepted later, or asked about by now, is no longer declined.
     known = {each.job for each in waiting} | {own.job for own in found.jobs}
     kept = approvals.declined(config.directory)

@@ -189,6 +189,8 @@ class OperatorStopped:
     A running fold is finished first, and so is a secure sum that survivors may have signed.
     """
 
+    by: str = "an operator"  # in words
+
 
 @dataclass(frozen=True)
 class Resumed:

@@ -360,11 +360,16 @@ def _reopened(state: JobState) -> Step:
     return state, (opened, _await_uploads(state))
 
 
-def _stopped(state: JobState, _: OperatorStopped) -> Step:
+def _stopped(state: JobState, event: OperatorStopped) -> Step:
+    # Its silos read it while it is stopped.
+    return _halted(replace(state, reason=f"stopped by {event.by}"))
+
+
+def _halted(state: JobState) -> Step:
     # A fold runs in a thread that cannot be stopped, so the job stops once it is done.
     if state.stage == "folding":
         return replace(state, stopping=True), ()
-    effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round})]
+    effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round, "why": state.reason})]
     # The sum stops as well, unless its survivors may have signed: then it is finished.
     if state.blind and state.stage == "round":
         effects.append(Halt(state.round))
@@ -374,9 +379,10 @@ def _stopped(state: JobState, _: OperatorStopped) -> Step:
 def _resumed(state: JobState, _: Resumed) -> Step:
     # Not stopped yet: withdraw a stop that waits for the end of a fold.
     if state.stage != "stopped":
-        return replace(state, stopping=False), ()
+        return replace(state, stopping=False, reason=""), ()
     # Silos that were away when the job was stopped may be back; whoever is guilty stays out.
     state = replace(state, stage="queued", aside=False, failed=state.guilty, lost=frozenset())
+    state = replace(state, reason="")  # of the stop
     return state, (LogEvent("job.resumed", {"round": state.round}),)
 
 
@@ -747,7 +753,7 @@ def _folded(state: JobState, event: Folded) -> Step:
 
 
 def _stop(state: JobState) -> Step:
-    return _stopped(replace(state, stopping=False, stage="drawing"), OperatorStopped())
+    return _halted(replace(state, stopping=False, stage="drawing"))
 
 
 def _unfolded(state: JobState, event: FoldFailed) -> Step:
@@ -772,7 +778,7 @@ def _damaged(state: JobState, event: Damaged) -> Step:
     if not state.stopping:
         return state, (logged, StartRoundTimer("round", event.round))
     # An operator stopped the job while it was folded: it stops in the round that is open again.
-    halted, effects = _stopped(replace(state, stopping=False), OperatorStopped())
+    halted, effects = _halted(replace(state, stopping=False))
     return halted, (logged, *effects)
 
 
@@ -845,7 +851,7 @@ _AT_DEADLINE: Mapping[Stage, Follow] = {
 _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]]] = {
     Began: (("queued",), _began),
     OperatorStopped: (("queued", *RUNNING), _stopped),
-    Resumed: (ANY, _resumed),
+    Resumed: (("stopped", "folding"), _resumed),
     Broken: (("queued", "stopped", *RUNNING, "finishing"), _broken),
     Unkeyed: (("queued", "stopped", *RUNNING), _unkeyed),
     Withdrawn: (("queued", "stopped", "admitting"), _withdrawn),

@@ -63,6 +63,11 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
     return None
 
 
+def stop_for(state: JobState, silo: str) -> str:
+    """Why a job stands still in which this silo takes part; empty for one that does not."""
+    return state.reason * (state.stage == "stopped" and silo in state.admitted)
+
+
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
     """Silos that another task waits for than before; in a blind job all of them.
 

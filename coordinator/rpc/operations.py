@@ -201,7 +201,8 @@ class Operations:
         Uploads of an open round stay, and the round resumes with them.
         """
         run = self._run(request, context)
-        self._daemon.apply(run, OperatorStopped())
+        operator = caller(context, self._daemon.roster).id
+        self._daemon.apply(run, OperatorStopped(f"operator {operator!r}"))
         return self._status(run)
 
     async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802

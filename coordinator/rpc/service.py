@@ -143,7 +143,7 @@ class Service:
                 self._witnessed[silo] = 0
                 return self._task(silo, *found)
             if not await self._daemon.woken(silo, changed, until):
-                return pb.Task(nothing=pb.Nothing(), open_offers=self._open_offers(silo))
+                return pb.Task(nothing=pb.Nothing(), **self._lists(silo))
 
     async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
         """Pass on what a silo says that it holds of another one's ledger, if that one asked.
@@ -415,27 +415,36 @@ class Service:
             )
         return run
 
-    def _open_offers(self, silo: str) -> pb.OpenOffers:
-        # Its people see what no longer waits for them.
-        return pb.OpenOffers(signed_sha256=self._daemon.open_offers(silo))
+    def _lists(self, silo: str) -> dict[str, Any]:
+        """What goes with each task, for the silo's people: what is offered, and what is stopped."""
+        stopped = [
+            pb.StoppedJob(job_digest=bytes.fromhex(digest), reason=self._reason(why))
+            for digest, why in self._daemon.stopped_jobs(silo).items()
+        ]
+        return {
+            "open_offers": pb.OpenOffers(signed_sha256=self._daemon.open_offers(silo)),
+            "stopped": pb.StoppedJobs(jobs=stopped),
+        }
+
+    def _reason(self, why: str) -> str:
+        # Not with paths of this machine.
+        return why.replace(str(self._daemon.config.directory), "…")[:LONGEST_REASON]
 
     def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
-        offers = self._open_offers(silo)
+        lists = self._lists(silo)
         job: dict[str, Any] = {"job": run.job.name, "job_digest": bytes.fromhex(run.job.digest)}
         match task:
             case OfferTask():
-                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed), open_offers=offers)
+                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed), **lists)
             case RoundTask(round_, cohort, counted):
                 # Signed heads of the others: who holds one witnesses a rollback (security rule 30).
                 heads = self._daemon.receiving.heads.others(silo, run.job.silos)
                 opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
-                return pb.Task(round=opened, open_offers=offers)
+                return pb.Task(round=opened, **lists)
             case FinishTask(round_, completed, counted, reason):
                 over = pb.Finish(**job, round=round_, completed=completed, counted=counted)
-                # Not with paths of this machine.
-                said = reason.replace(str(self._daemon.config.directory), "…")
-                over.reason = said[:LONGEST_REASON]
-                return pb.Task(finish=over, open_offers=offers)
+                over.reason = self._reason(reason)
+                return pb.Task(finish=over, **lists)
 
 
 def _known(

@@ -49,6 +49,7 @@ from staddle.coordinator.rounds.tasks import (
     RoundTask,
     awaited,
     concerned,
+    stop_for,
     task_for,
 )
 
@@ -483,7 +484,8 @@ def test_a_stopped_round_goes_on_with_what_was_given():
     state, effects = run(
         job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped()
     )
-    assert (state.stage, effects) == ("stopped", (LogEvent("job.stopped", {"round": 0}),))
+    stopped = LogEvent("job.stopped", {"round": 0, "why": "stopped by an operator"})
+    assert (state.stage, state.reason, effects) == ("stopped", stopped.fields["why"], (stopped,))
     assert tasks(state, ALL) == [None] * 4
     late = (UploadStored("a", 0, "z"), RoundDeadline("round", 0), SiloLost("a"), Folded(0))
     for event in (*late, Began(), OperatorStopped()):
@@ -508,6 +510,22 @@ def test_a_fold_is_finished_before_the_job_stops():
     # after the last fold there is nothing left to stop
     assert run(job(rounds=1), *GAVE, OperatorStopped(), Folded(0))[0].stage == "finishing"
     assert run(job(), *GAVE, OperatorStopped(), Resumed(), Folded(0))[0].stage == "drawing"
+
+
+def test_silos_that_take_part_hear_who_stopped_the_job_until_it_is_resumed():
+    stop, why = OperatorStopped("operator 'olga'"), "stopped by operator 'olga'"
+    state, _ = run(job(), Began(), Answered("a", None), stop)
+    assert [stop_for(state, silo) for silo in SILOS] == ["", why, ""]
+    assert [stop_for(run(state, Resumed())[0], silo) for silo in SILOS] == [""] * 3
+    # A stop that waits for a fold is one after it; if it is withdrawn, nothing is left of it.
+    folding, _ = run(job(rounds=3), *GAVE, stop)
+    assert stop_for(folding, "a") == ""
+    assert [stop_for(run(folding, Folded(0))[0], silo) for silo in SILOS] == [why] * 3
+    assert run(folding, Resumed(), Folded(0))[0].reason == ""
+    # An end has a reason of its own, which nobody takes back.
+    ended, _ = run(state, Withdrawn())
+    assert stop_for(ended, "a") == ""
+    assert run(ended, Resumed())[0].reason == "withdrawn by an operator"
 
 
 def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
