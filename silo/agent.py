@@ -10,6 +10,7 @@ import contextlib
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -107,6 +108,8 @@ LOOK_SECONDS = 1.0
 RENEWAL_SECONDS = 3600.0
 # events of jobs that are no longer offered, and of those that are again
 MOVED = {approvals.GONE: "job.gone", approvals.OFFERS: "job.waits"}
+# texts of losses that are told apart
+MOST_LOSSES = 100
 # before a job that was declined is judged again under the same policy
 DECIDE_AGAIN_SECONDS = 60.0
 
@@ -186,6 +189,7 @@ class Agent:
         self._open_offers: frozenset[bytes] | None = None
 
         self._word = KeptWord(config.directory)
+        self._losses: Counter[str] = Counter()  # why there was no session, since the last task
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
@@ -296,7 +300,16 @@ class Agent:
         return StopAsked()
 
     async def _perform(self, lane: Lane, effect: Effect) -> Event:
-        """Run one effect; returns the event that came of it."""
+        """Run one effect; returns the event that came of it, of which people are told."""
+        event = await self._performed(lane, effect)
+        if isinstance(effect, Connect) or isinstance(event, Barred):
+            self._word.note_lost(getattr(event, "why", ""))
+        # What comes behind it is new, even in the same words.
+        if isinstance(event, TaskReceived):
+            self._losses.clear()
+        return event
+
+    async def _performed(self, lane: Lane, effect: Effect) -> Event:
         try:
             return await self._run_effect(lane, effect)
         except TurnedAwayError as error:
@@ -304,8 +317,18 @@ class Agent:
         except OtherRosterError as error:
             return await asyncio.to_thread(self._other_roster, error.roster)
         except PeerError as error:
-            log.problem("coordinator.lost", why=str(error))
+            self._tell_lost(str(error))
             return ConnectionLost(str(error))
+
+    def _tell_lost(self, why: str) -> None:
+        """Log a loss the first time, and then each time that it was met twice as often."""
+        # Its texts are partly the coordinator's, which could think of any number.
+        if len(self._losses) > MOST_LOSSES:
+            self._losses.clear()
+        self._losses[why] += 1
+        times = self._losses[why]
+        tell = log.problem if times.bit_count() == 1 else log.unwritten
+        tell("coordinator.lost", why=why, times=times)
 
     async def _run_effect(self, lane: Lane, effect: Effect) -> Event:
         match effect:

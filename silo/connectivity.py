@@ -120,12 +120,12 @@ def _its_clock(certificate: str) -> str:
 
 def handshake_hint(own: RosterEntry, coordinator: RosterEntry, roster_version: int) -> str:
     """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
+    first, last = validity(own.certificate)
     either = (
-        "perhaps we were removed from the coordinator's roster: ask a founder. Otherwise:"
-        f" {_its_clock(own.certificate)} Our key is {own.tls_fingerprint}, our roster is version"
-        f" {roster_version}. The coordinator accepts us only if its roster has this key and ours"
-        f" has the certificate that {coordinator.id} uses; compare `staddle roster show` on both"
-        " sides"
+        f"perhaps its roster no longer has this silo, whose key is {own.tls_fingerprint}: ask a"
+        f" founder. Or a clock is wrong (our certificate is good from {first:%Y-%m-%d %H:%M} to"
+        f" {last:%Y-%m-%d %H:%M} UTC), or our roster, version {roster_version}, has another"
+        f" certificate of {coordinator.id}. staddle silo check says more"
     )
     # By our own clock it would fail whatever the other side has, or it was set back since.
     now = utc_now()

@@ -243,8 +243,10 @@ class Client:
             return TurnedAwayError(self._peer, code, details)
         if why := absence(details, self._address):
             return AbsentError(self._peer, f"{why}; trying again")
-        # gRPC's text is long: last.
+        # gRPC's text is long: of it the end, last.
         why = f"no answer from {self._address}; trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
             why += f". If it runs, the handshake may have failed: {self._hint()}"
-        return UnreachableError(self._peer, f"{why} ({grpc_code.name}: {details})")
+        return UnreachableError(
+            self._peer, f"{why} ({grpc_code.name}: {details.rpartition(': ')[2][:100]})"
+        )

@@ -15,6 +15,8 @@ from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.policy import policy as policies
+from staddle.silo import config as configs
+from staddle.silo.ingress import coordinator_word
 
 RECORDS = "--data FILE.csv --label COLUMN"
 
@@ -106,7 +108,11 @@ def test_an_institution_joins_and_its_silo_connects(founded, tmp_path, fork_serv
     assert coordinator.wait_for("listening", 60)["roster"] == 5
     silo = ChildProcess("hospital-a", ("-m", "staddle.silo"), config, fork_server.launch)
     with running([silo]):
-        assert "handshake may have failed" in silo.wait_for("coordinator.lost", 60)["why"]
+        lost = silo.wait_for("coordinator.lost", 60)
+        assert "no longer has this silo" in lost["why"]
+        # Before it asks again, it keeps what `silo jobs` says.
+        assert silo.wait_for("coordinator.lost", 60)["times"] == 2
+        assert coordinator_word.read(configs.load(config).directory).lost == lost["why"]
 
 
 def test_one_roster_admits_all_whose_fingerprints_were_read_out(founded, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The coordinator's word on a silo's jobs: bounded, kept, and never more than text."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +9,24 @@ from support.signed_federation import job_document
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.commands.federation import local_federation
+from staddle.errors import UnreachableError
 from staddle.proto import federation_pb2 as pb
+from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo import status
 from staddle.silo.agent import Agent, Lane
+from staddle.silo.egress.session import TurnedAwayError
 from staddle.silo.ingress.coordinator_word import FILE, MOST_LOST, CoordinatorWord, KeptWord, read
 from staddle.silo.job_folder import MOST_REASON, JobFolder
-from staddle.silo.session import RoundOpened
+from staddle.silo.session import (
+    Barred,
+    Connect,
+    Connected,
+    ConnectionLost,
+    Poll,
+    RoundOpened,
+    TaskReceived,
+)
 
 NAMES = ("first", "second")
 
@@ -90,3 +102,55 @@ def test_a_job_on_whose_round_a_lane_works_is_not_called_stopped(silo):
     agent._lanes = (Lane(0), Lane(1))
     agent._note_stops(told)
     assert read(silo.directory).stopped == {first: "so", second: "so"}
+
+
+async def test_a_loss_is_logged_ever_more_rarely_and_kept_until_a_session_opens(silo, monkeypatch):
+    """A silo that was removed tries again for years; another text is logged at once."""
+    agent, lines, unwritten = Agent.__new__(Agent), [], []
+    agent._word, agent._losses = KeptWord(silo.directory), Counter()
+    refused, away = "coordinator: its roster no longer has this silo", "coordinator: away"
+    found = [*[refused] * 9, away, refused, None, refused]
+
+    async def run_effect(lane, effect):
+        if isinstance(effect, Poll):
+            return TaskReceived(None)
+        if (why := found.pop(0)) is not None:
+            raise UnreachableError(*why.split(": "))
+        return Connected()
+
+    monkeypatch.setattr(agent, "_run_effect", run_effect, raising=False)
+    monkeypatch.setattr(agents.log, "problem", lambda _, why, times: lines.append((why, times)))
+    monkeypatch.setattr(agents.log, "unwritten", lambda _, **said: unwritten.append(said["times"]))
+    for _ in range(11):
+        why = found[0]
+        assert await agent._perform(Lane(0), Connect(1)) == ConnectionLost(why)
+        assert silo.stages()["first"] == ("no session", why)
+    assert lines == [*[(refused, times) for times in (1, 2, 4, 8)], (away, 1)]
+    assert unwritten == [3, 5, 6, 7, 9, 10]
+    assert await agent._perform(Lane(0), Connect(1)) == Connected()
+    assert silo.stages()["first"] == ("runs", "")
+    # A session that tells of a task or of none begins the count anew.
+    await agent._perform(Lane(0), Poll())
+    await agent._perform(Lane(0), Connect(1))
+    assert lines[-1] == (refused, 1)
+
+
+async def test_whom_the_coordinator_bars_has_no_session_either(silo, monkeypatch):
+    agent = Agent.__new__(Agent)
+    agent._word, agent._losses = KeptWord(silo.directory), Counter()
+
+    async def run_effect(lane, effect):
+        raise TurnedAwayError("coordinator", "IDENTITY", "no such member")
+
+    monkeypatch.setattr(agent, "_run_effect", run_effect, raising=False)
+    barred = await agent._perform(Lane(0), Poll())
+    assert barred == Barred("coordinator: no such member")
+    assert silo.stages()["first"] == ("no session", barred.why)
+
+
+def test_texts_that_differ_without_end_take_no_memory():
+    agent = Agent.__new__(Agent)
+    agent._losses = Counter()
+    for number in range(1000):
+        agent._tell_lost(f"refused for the {number}. time")
+    assert len(agent._losses) <= agents.MOST_LOSSES + 1
