@@ -5,11 +5,11 @@ cost little (``before_start``).
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.lazy import LazyRecords
 from ..algorithms.data.options import DataTable, UndeclaredError
+from ..algorithms.data.sources.formats.table import Table
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.models.inputs import shown as inputs_text
@@ -197,18 +198,28 @@ def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
     if source.needs_model:
         said = f"{where}: {source.examine()}{_meanings(source)}"
         return None, f"{said}; --job JOB.json reads them in the size of a job's model"
+    gaps = ""
     try:
         records = source.load(None)
-    except UndeclaredError as error:
-        # The error names the first such cell, and what may be done.
-        said = f"{where}: --job JOB.json reads the records, since values are missing"
-        return None, f"{said}; the first: {error}{_meanings(source)}"
+    except UndeclaredError:
+        # Tables alone have cells.
+        table = cast("Table", source)
+        records, gaps = table.filled().load(None), _gaps(table.gaps())
     shape = inputs_text(records.inputs) if records.inputs else list(records.x.shape[1:])
     said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
-    said += _meanings(source)
+    said += gaps + _meanings(source)
     if isinstance(records.x, LazyRecords):
         said += "; read when they are used, so not each of them was looked at"
     return records, said
+
+
+def _gaps(missing: Mapping[str, int]) -> str:
+    columns = ", ".join(f"{name!r} {count:,}" for name, count in missing.items())
+    return (
+        f"; values are missing: {columns}. A job whose features say what a missing value counts as"
+        " fills them in (--job JOB.json says whether one does), and this silo declines any other."
+        " To take part in all, complete them, or say under data.missing what they count as"
+    )
 
 
 def _meanings(source: DataTable) -> str:
@@ -278,7 +289,9 @@ def _job(
         # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"
     ranges = range_advice(job, admitted.train, admitted.test)
-    said = "; ".join((counts, *advice(job, len(admitted.train)), *ranges))
+    filled = [own.name for own in job.features if own.missing is not None]
+    fills = [f"the job fills in missing values of {', '.join(filled)}"] * bool(filled)
+    said = "; ".join((counts, *fills, *advice(job, len(admitted.train)), *ranges))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 
 

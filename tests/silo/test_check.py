@@ -190,14 +190,22 @@ def test_a_policy_that_is_none_or_empty(federation, look, config):
 
 def test_a_value_whose_stand_in_a_job_may_declare_is_no_fault(federation, config):
     folder = federation.folder / "silo-a"
-    (folder / "p.csv").write_text("age,outcome\n,1\n4,0\n")
-    table = 'kind = "csv"\nfile = "p.csv"\nlabel = "outcome"\nfeatures = ["age"]\n'
+    (folder / "p.csv").write_text("age,ca,outcome\n,1,1\n4,,0\n5,,0\n")
+    table = 'kind = "csv"\nfile = "p.csv"\nlabel = "outcome"\nfeatures = ["age", "ca"]\n'
     before, _, after = config.read_text().partition("[data]\n")
     config.write_text(f"{before}[data]\n{table}\n" + "".join(after.partition("\n\n")[2:]))
     found = next(finding for finding in check(config).findings if finding.name == "data")
     assert found.ok
-    assert "line 2, column 'age': is missing; complete it" in found.text
-    assert "--job JOB.json reads the records, since values are missing" in found.text
+    assert "p.csv: 3 records of shape [1, 1, 2], 2 classes" in found.text
+    assert "; values are missing: 'ca' 2, 'age' 1. A job whose features say" in found.text
+    assert "--job JOB.json says whether one does" in found.text
+    # What the table itself fills in is no gap, and any other fault of the file still is one.
+    config.write_text(config.read_text().replace('"ca"]\n', '"ca"]\nmissing = { ca = 0.0 }\n'))
+    assert "; values are missing: 'age' 1. A job" in look_at(config, "data")
+    (folder / "p.csv").write_text("age,ca,outcome\n,1,1\nold,,0\n5,,0\n")
+    found = next(finding for finding in check(config).findings if finding.name == "data")
+    assert not found.ok
+    assert "line 3, column 'age'" in found.text
 
 
 def test_what_the_values_of_a_label_count_as_is_said(federation, config):

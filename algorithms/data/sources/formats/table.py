@@ -8,6 +8,7 @@ is there: they reach the silo's log and its ledger.
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -185,6 +186,25 @@ class Table(Labelled):
             )
             for name in self.features
         )
+
+    def gaps(self) -> dict[str, int]:
+        """How many values are missing, by column, for which this table has nothing to stand in.
+
+        The column with most of them comes first.
+        """
+        own = tuple(filterfalse(self.missing.__contains__, self.features))
+        found = Counter(
+            name
+            for _, cells in self.cells(self.streamed(), own)
+            for name in own
+            if cells[name] in self.marks(name)
+        )
+        return dict(found.most_common())
+
+    def filled(self) -> Self:
+        """The table as if a job said what a missing value counts as, to look at all others."""
+        stand_ins = {name: self.categories.get(name, (0.0,))[0] for name in self.features}
+        return self.model_copy(update={"missing": {**stand_ins, **self.missing}})
 
     def contract(self) -> dict[str, Any]:
         """How a CSV file of such records is read."""
