@@ -169,17 +169,23 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 document = {**status_fields(report.status), "closed": round_fields(report)}
                 printer.show_json(document)
                 continue
-            # Whoever begins to watch late is not told all that has passed.
-            for closed in round_fields(report)[-SHOWN_ROUNDS:]:
-                said = (
-                    f"{_shown(closed['members'])}: {round_text.in_words(closed, reading(report))}"
-                )
-                printer.show(f"round {closed['round']} closed: {said}")
+            printer.show(*_closed(report))
             status = report.status
             printer.show(status_line(status, pace.told(status, time.monotonic())))
     # The last report is the job's end: a watch that breaks off raises.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
+
+
+def _closed(report: pb.JobReport) -> list[str]:
+    """A line per round that closed since the report before."""
+    # Whoever begins to watch late is not told all that has passed.
+    rounds = round_fields(report)[-SHOWN_ROUNDS:]
+    return [
+        f"round {closed['round']} closed: {_shown(closed['members'])}:"
+        f" {round_text.in_words(closed, reading(report))}"
+        for closed in rounds
+    ]
 
 
 SHOWN_ROUNDS = 5
@@ -216,13 +222,18 @@ class WatchedPace:
 
 
 def follow(screen: Screen, operator: Operator, name: str) -> None:
-    """Wait for a job's end, and show how far it is; AbortedError where it failed."""
+    """Wait for a job's end, and show how far it is; AbortedError where it failed.
+
+    Without a terminal, whose bar moves, each round is a line.
+    """
     shown = ""
     with screen.progress(elapsed=True) as progress:
         bar = progress.add_task(name, total=None, note="")
         for report in operator.watch(name):
             status = report.status
             progress.update(bar, total=status.rounds, completed=status.round, note=status.stage)
+            if not screen.is_terminal:
+                screen.show(*_closed(report))
             # Whom it waits for is for the operator to call, and a stopped job to be resumed.
             line = status_line(status)
             if status.stage in ("admitting", "stopped") and line != shown:
