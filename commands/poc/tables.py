@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from math import ceil, log2, log10
+from math import ceil, floor, inf, log10
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ...files.documents import Strict
 from ...security.faults import check_local
 from ..silo.data import DELIMITERS, Contract, TruthColumns, classes_of, drafted_table
 
-FAR = 10  # deviations from the mean at which a value is out of range
+WIDER = 1.0  # of what was seen, by which the range of a feature is wider at either end
 SHOWN = 12  # faults in one error
 MODEL: Mapping[str, Any] = {"name": "mlp", "options": {"widths": [32]}}
 
@@ -204,17 +204,31 @@ def _feature(columns: Sequence[Column]) -> Feature | None:
     deviation = float(f"{numbers.std():.2g}")
     digits = 2 - ceil(log10(deviation))
     mean = round(float(numbers.mean()), digits)
-    # A range that holds all, doubled rather than fitted for values that are far away.
-    extent = float(np.abs(numbers - mean).max()) / (FAR * deviation)
-    far = FAR * deviation * 2 ** max(0, ceil(log2(extent)))
+    least, most = _range(float(numbers.min()), float(numbers.max()))
     return Feature(
         name=name,
-        least=round(mean - far, digits),
-        most=round(mean + far, digits),
+        least=least,
+        most=most,
         center=mean,
         scale=deviation,
         missing=repr(mean) if gone else None,
     )
+
+
+def _range(first: float, last: float) -> tuple[float, float]:
+    """The bounds of a feature whose smallest and largest values are these.
+
+    What is never negative stays so. The ends are a multiple of the power of ten below the width:
+    a job is read by all its silos, and none of them is to read the value of an extreme record.
+    """
+    width = last - first
+    digits = -floor(log10(width))
+    step = 10.0**-digits
+    # Zero limits an end that no value has crossed.
+    lowest, highest = {True: 0.0}.get(first >= 0, -inf), {True: 0.0}.get(last <= 0, inf)
+    least = max(lowest, floor((first - WIDER * width) / step) * step)
+    most = min(highest, ceil((last + WIDER * width) / step) * step)
+    return round(least, digits), round(most, digits)
 
 
 def _in_order(name: str) -> tuple[float, str]:

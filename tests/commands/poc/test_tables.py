@@ -1,13 +1,16 @@
 """What is drafted of one CSV file per silo, and which files are refused."""
 
 import tomllib
+from math import floor, log10
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from staddle.algorithms.data.registry import KINDS
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.poc import workspace
+from staddle.commands.poc import tables, workspace
 from staddle.commands.poc.tables import SiloTables, TableForm, read_table
 from staddle.commands.terminal.toml import to_toml
 from staddle.errors import LocalError
@@ -55,9 +58,38 @@ def test_the_draft_is_a_job_and_tables_that_fit_it(read):
     # 60, 40, 50, 70, 30
     assert (features["age"].center, features["age"].scale) == (50, 14)
     assert features["age"].missing == "50.0"
-    assert features["age"].least < 30
-    assert features["age"].most > 70
+    assert (features["age"].least, features["age"].most) == (0, 110)
     assert job["model"]["input"] == [1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "most"),
+    [
+        ((29, 77), 0, 130),
+        ((94, 200), 0, 400),
+        ((-2.6, 6.2), -12, 15),
+        ((-40, -31), -49, -22),
+        ((-4, 0), -8, 0),
+        ((0.0012, 0.0034), 0, 0.006),
+        ((1e6, 1e6 + 1), 999_999, 1_000_002),
+    ],
+)
+def test_a_range_is_wider_than_the_records_round_and_on_their_side_of_zero(values, least, most):
+    assert tables._range(*map(float, values)) == (least, most)
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=2, unique=True).map(sorted))
+def test_a_range_has_all_records_and_shows_an_extreme_one_to_a_tenth_at_best(values):
+    first, last = values
+    assume(last - first > 1e-5 * max(abs(first), abs(last), 0.1))
+    least, most = tables._range(first, last)
+    assert least <= first < last <= most
+    # An end that zero does not limit is a multiple of the step, whatever the last digits were.
+    step = 10.0 ** floor(log10(last - first))
+    for end in (least, most):
+        assert abs(end / step - round(end / step)) < 1e-6
+    assert not first > 0 or least >= 0
+    assert not last < 0 or most <= 0
 
 
 @pytest.mark.parametrize("silo", FILES)
@@ -139,7 +171,7 @@ def test_the_column_of_ids_is_no_feature(read):
         ("age,sex,note,ill\n60,f,x,0\n40,m,z,3\n", "the jobs know no class '3'"),
         ("age,sex,note,ill\n60,d,x,0\n40,m,z,1\n", "sex"),
         ("age,note,ill\n60,x,0\n40,z,1\n", "feature 'sex' is no column here"),
-        ("age,sex,note,ill\n6000,f,x,0\n40,m,z,1\n", "outside -90 to 190"),
+        ("age,sex,note,ill\n6000,f,x,0\n40,m,z,1\n", "outside 0 to 110"),
     ],
 )  # fmt: skip
 def test_what_a_silo_that_joins_lacks(read, tmp_path, text, fault):
