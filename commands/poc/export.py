@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...errors import LocalError, reason
 from ...files.documents import read_bytes, write_atomic
 from ...files.toml_document import parse_document
 from ...proto.channel import checked_address
@@ -59,9 +60,7 @@ def export(
             made = _copy(workspace, silo, Path(private) / silo, coordinator)
             if out.name.endswith(ARCHIVE):
                 made = _packed(made)
-            # From here on it cannot start in this folder, and only then it can in the other one.
-            config.rename(config.with_name(EXPORTED))
-            made.rename(out)
+            _hand_over(config, made, out)
         _remove_here(workspace.folder / silo)
     place = silo if out.name.endswith(ARCHIVE) else str(out)
     printer.show(*MOVED.format(out=out, silo=silo, config=quote(f"{place}/silo.toml")).splitlines())
@@ -112,6 +111,22 @@ def _packed(made: Path) -> Path:
     with packed.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         archive.add(made, made.name)
     return packed
+
+
+def _hand_over(config: Path, made: Path, out: Path) -> None:
+    """Let the silo that was ``made`` start in OUT alone; LocalError where it stays here."""
+    here = config.with_name(EXPORTED)
+    # From here on it cannot start in this folder, and only then it can in the other one.
+    config.rename(here)
+    try:
+        made.rename(out)
+    # Somebody may have made a folder of that name meanwhile.
+    except OSError as error:
+        here.rename(config)
+        raise LocalError(
+            f"{out}: cannot make it: {reason(error)}; the silo is still here, and stopped: choose"
+            " another name, or start it with staddle poc up"
+        ) from error
 
 
 def _remove_here(folder: Path) -> None:
