@@ -95,12 +95,12 @@ def trained(
     return theta, steps
 
 
-def batches(job, shards, silo, round_, number=0):
+def batches(job, shards, silo, round_, number=0, epochs=None):
     """The pixels [B, 64] and classes [B] of each step of a stage, by all of its epochs."""
     data = shards[silo][0]
     x, y = data.x.double().numpy().reshape(len(data), -1), data.y.numpy()
     rng = stage_stream(job.method(), job, silo, round_, number)
-    for _ in range(job.training.epochs):
+    for _ in range(job.training.epochs if epochs is None else epochs):
         order = permutation(rng, len(y))
         for start in range(0, len(y), SIZE):
             batch = order[start : start + SIZE]
