@@ -3,7 +3,8 @@
 Tan, Zhou, Liu, Wang, Yu, "pFedSim: similarity-aware model aggregation towards personalized
 federated learning", 2023, arXiv:2305.15706, Algorithm 2.
 
-A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. T_g =
+A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. Φ is the
+paper's similarity matrix, ``weights`` of the coordinator's state; φ is the classifier alone. T_g =
 floor(ρ T) rounds of FedAvg (generalisation) are followed by rounds in which only ω travels
 (personalisation):
 
@@ -125,7 +126,7 @@ class PFedSimOptions(Strict):
     rho: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Share of the rounds that the generalisation phase takes."""
     similarity: Literal["mean", "per_class"] = "mean"
-    """One number a pair of silos (Eq. 2), or one a pair and class (Eq. 3).
+    """One number a pair of silos, as in the authors' code, or one a pair and class, as in Eq. 3.
 
     They tell the coordinator of the labels, in a blind job too. From "per_class" it reads which
     silo holds which class (AUC 0.97 to 1.00), from "mean" less: which silos have similar shares of

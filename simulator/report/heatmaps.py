@@ -3,7 +3,7 @@
 =========  ===========================================  ============================================
 method     what is drawn                                where it is from
 =========  ===========================================  ============================================
-pfedsim    Φ_ij, the weight of silo j's extractor for   ``phi`` of the coordinator's state
+pfedsim    Φ_ij, the weight of silo j's extractor for   ``weights`` of the coordinator's state
            silo i
 fedsimsup  s_ij, the cosine of label proportions        ``proportions`` of the coordinator's state
 fedaims    cosine of the backbones' updates, or of the  ``similarity`` of the coordinator's state,
@@ -105,12 +105,12 @@ def heat_map(
 def _pfedsim(job: Job, method: PFedSim, coordinator: CoordinatorState) -> HeatMap | None:
     rows = []
     for silo in job.silos:
-        weights = method.weights(coordinator, silo)
+        own = method.weights(coordinator, silo)
         # only positive weights are there: a pair without one takes nothing of each other
-        rows.append([weights.get(other, np.nan) for other in job.silos])
-    phi = np.array(rows)
+        rows.append([own.get(other, np.nan) for other in job.silos])
+    weights = np.array(rows)
     title = "pFedSim: whose extractors a silo receives"
-    return _pairs(job, title, "Φ", "dissimilar, or never in a round together", phi)
+    return _pairs(job, title, "Φ", "dissimilar, or never in a round together", weights)
 
 
 def _fedsimsup(job: Job, coordinator: CoordinatorState) -> HeatMap | None:

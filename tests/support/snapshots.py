@@ -31,8 +31,8 @@ def after(before, changed, value):
     shelved = Shelved(
         {"model": {"w": torch.tensor([value])}}, {**before.shelved.versions, **given}, mail
     )
-    trained, phi = before.trained | set(changed), {"phi": torch.tensor([[value]])}
-    return Snapshot(before.round + 1, states, trained, phi, shelved)
+    trained, weights = before.trained | set(changed), {"weights": torch.tensor([[value]])}
+    return Snapshot(before.round + 1, states, trained, weights, shelved)
 
 
 def story(length=3):

@@ -160,11 +160,11 @@ class FedAIMSOptions(Strict):
     """Options of FedAIMS."""
 
     sampling: Literal["balanced", "algorithm2", "full"] = "balanced"
-    """The middle blocks that a silo supervises; the paper's is "algorithm2"."""
+    """The middle blocks that a silo supervises; the paper's "algorithm2" compares silos."""
     similarity: Literal["update", "raw"] = "update"
-    """The vectors that Algorithm 2 compares; the paper's is "raw"."""
+    """The vectors that Algorithm 2 compares; the paper's "raw" hardly tells silos apart."""
     sketch: Annotated[int, Field(strict=True, ge=0, le=65_536)] = 256
-    """Numbers that stand for a direction in Algorithm 2; 0 is all of it, the paper's."""
+    """Numbers that stand for a direction in Algorithm 2; 0, the paper's, doubles the upload."""
     aux_ce: Literal["model", "head", "prototype", "none"] = "model"
     """L_CE^j of a middle block, which the paper leaves open; "model" is the model's own."""
     mu: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
@@ -172,9 +172,9 @@ class FedAIMSOptions(Strict):
     main_weight: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """λ of Eq. 12; left out 1/m, the paper's."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Reduction of Eqs. 5 and 8; the paper's is "sum"."""
+    """Reduction of Eqs. 5 and 8; the paper's "sum" outweighs the cross-entropy at μ = 1."""
     prototype_weights: Literal["class_count", "paper_p"] = "class_count"
-    """Weights of Eq. 4; the paper's is "paper_p"."""
+    """Weights of Eq. 4; by the paper's "paper_p" it is not the mean over a class's records."""
 
 
 class FedAIMS(Method):

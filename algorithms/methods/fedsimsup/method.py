@@ -140,7 +140,7 @@ class FedSimSupOptions(Strict):
     tau_theta: Epochs | None = None
     """Epochs on the inter-learning model, τ_θ; default: the job's epochs that τ_s leaves."""
     schedule: Literal["scaled", "paper"] = "scaled"
-    """C and γ of Eq. 10: scaled to the rounds of the job, or as they stand in the paper."""
+    """C and γ of Eq. 10; the paper's own never decay in a job of fewer than 637 rounds."""
     c: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """C of Eq. 10, together with ``gamma`` instead of the schedule's own pair."""
     gamma: Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False)] | None = None
@@ -324,7 +324,6 @@ class FedSimSup(Method):
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
         # A silo that missed the census has no m_j, and takes no part.
         contributors = [silo for silo in cohort if samples[silo] > 0]
-        total = sum(samples[silo] for silo in contributors)  # M
         posts, unmatched = [], []
         for silo in self.setting.silos:
             if silo in cohort:
@@ -337,10 +336,35 @@ class FedSimSup(Method):
             if not weights:
                 unmatched.append(silo)
                 continue
-            share = share_of_others(total, len(contributors), samples[silo])  # λ_i^t
-            alpha = self.alpha(share, round_)
-            posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
+            posts.append(self.mixed(round_, silo, samples, contributors, weights))
         return Combined(self.unposted(state, tuple(unmatched)), posts=tuple(posts))
+
+    # Eq. 7 to 10 with the paper's letters: the silos of N(t) took part in round t, K of them with M
+    # training records together; silo i, with m_i records, was away.
+
+    def mixed(
+        self, t: int, i: str, m: Mapping[str, int], N: Sequence[str], s_i: Mapping[str, float]
+    ) -> Post:
+        """θ_i ← (1 − α_i) θ_i + α_i Σ_j s_ij θ_j / Σ_j s_ij, as mail for silo i.
+
+        The exchange divides the positive ``s_i`` by their sum.
+        """
+        M, K = sum(m[j] for j in N), len(N)
+        return Post("theta", i, s_i, keep=1 - self.alpha(t, M, K, m[i]))  # Eq. 7
+
+    def alpha(self, t: int, M: float, K: int, m_i: int) -> float:
+        """α_i^t; 1 where the job asks for a direct average.
+
+        λ_i is 1/2 if the silo has as many records as the participants on average.
+        """
+        lambda_i = M / (M + K * m_i)  # Eq. 9
+        return 1.0 if self.options.alpha == "one" else lambda_i * self.beta(t)  # Eq. 8
+
+    def beta(self, t: int) -> float:
+        """β^t by the job's C, γ and T."""
+        T = self.setting.rounds
+        C = PAPER_C if self.options.schedule == "paper" else scaled_c(T)
+        return beta(t, T, self.options.c or C, self.options.gamma or PAPER_GAMMA)  # Eq. 10
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
         """Count a silo for which no row was made as one that is similar to nobody.
@@ -404,19 +428,6 @@ class FedSimSup(Method):
             return self.declared_similarities(silo, contributors)
         return self.similarities(state, silo, contributors)
 
-    def alpha(self, share: float, round_: int) -> float:
-        """α_i^t of λ_i^t; 1 where the job asks for a direct average."""
-        return 1.0 if self.options.alpha == "one" else share * self.decay(round_)  # Eq. 8
-
-    def decay(self, round_: int) -> float:
-        """β^t of the job's schedule.
-
-        It is 1 for t < C T^γ, and then falls (Eq. 10).
-        """
-        rounds = self.setting.rounds
-        c = PAPER_C if self.options.schedule == "paper" else scaled_c(rounds)
-        return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
-
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """Check mail by Eq. 7 to 10, computed again from the counts that the job declares."""
         if not self.declared:
@@ -433,9 +444,8 @@ class FedSimSup(Method):
         counts = self.setting.counts
         unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
-        # Eq. 9
-        # α grows with M / K, so the smallest mean gives the largest ``keep``.
-        most, least = (1 - self.alpha(mean / (mean + counts[silo]), round_) for mean in means)
+        # α depends on M / K alone and grows with it: the smallest mean gives the largest ``keep``.
+        most, least = (1 - self.alpha(round_, mean, 1, counts[silo]) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
         return (
@@ -489,26 +499,14 @@ def scaled_c(rounds: int) -> float:
     return PAPER_C * share
 
 
-def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
-    """β^t for t = 1..T.
-
-    ``round_`` is t; the result is above 0 and at most 1.
-    """
-    # β falls from this round on.
-    threshold: float = c * rounds**gamma
-    return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
+def beta(t: float, T: int, C: float, gamma: float) -> float:
+    """β^t for t = 1..T: above 0 and at most 1."""
+    onset: float = C * T**gamma
+    return 1.0 if t < onset else (onset / t) ** 2  # Eq. 10
 
 
 def _dot(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(map(mul, one, other))
-
-
-def share_of_others(total: int, contributors: int, own: int) -> float:
-    """λ_i^t from M, K and m_i.
-
-    It is 1/2 if the silo has as many records as the participants on average.
-    """
-    return total / (total + contributors * own)  # Eq. 9
 
 
 def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:

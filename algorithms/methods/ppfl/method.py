@@ -129,7 +129,7 @@ class PPFLOptions(Strict):
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
-    """λ (not from the paper, whose 1e-5 is literal).
+    """λ; the paper's 1e-5, literal, couples next to nothing where silos are few.
 
     0 where not all silos are drawn in every round.
     """

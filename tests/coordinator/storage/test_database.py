@@ -99,7 +99,7 @@ def test_every_state_of_a_job_comes_back_as_it_was(database, path):
 
 
 def test_the_methods_state_keeps_its_bits(database, path):
-    method = {"phi": torch.randn(3, 3, dtype=torch.float64), "gave": torch.tensor([1, 0, 2])}
+    method = {"weights": torch.randn(3, 3, dtype=torch.float64), "gave": torch.tensor([1, 0, 2])}
     add(database, job(), signed=b"\xff\0signed", method=method)
     found = again(database, path).jobs()[0]
     assert found.signed == b"\xff\0signed"

@@ -75,8 +75,8 @@ def test_models_and_coordinator_of_a_finished_run(out):
 def test_the_coordinators_tensors_come_back(tmp_path, quick):
     conduct(tmp_path, make_run("pfedsim", rounds=2), POPULATION)
     (run,) = load_runs(tmp_path)
-    (phi,) = (tensor for tensor in run.coordinator().values() if tensor.shape == (4, 4))
-    assert torch.equal(phi, phi.T)
+    (weights,) = (tensor for tensor in run.coordinator().values() if tensor.shape == (4, 4))
+    assert torch.equal(weights, weights.T)
     (run.folder / "coordinator.safetensors").write_bytes(b"broken")
     with refused(r"coordinator\.safetensors: not a file of tensors"):
         run.coordinator()

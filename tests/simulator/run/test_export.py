@@ -101,9 +101,11 @@ def test_measures_of_a_regression_are_those_of_all_its_records():
 
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
-    phi = torch.arange(4.0).reshape(2, 2)
+    weights = torch.arange(4.0).reshape(2, 2)
     write_models(tmp_path, MODELS.items())
-    made = write(tmp_path, SILOS, HISTORY, {"phi": phi, "turned": phi.T}, SEEN, COUNTING)
+    made = write(
+        tmp_path, SILOS, HISTORY, {"weights": weights, "turned": weights.T}, SEEN, COUNTING
+    )
     made += tuple(model_file(tmp_path, silo) for silo in MODELS)
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
         "silos.csv", "measures.json", "coordinator.safetensors",
@@ -114,7 +116,7 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     assert load_file(model_file(tmp_path, "b")).keys() == {"part/classifier/w", "extra/n"}
     read = state_from_bytes(model_file(tmp_path, "b").read_bytes())
     assert state_to_bytes(read) == state_to_bytes(MODELS["b"])
-    assert torch.equal(load_file(tmp_path / "coordinator.safetensors")["turned"], phi.T)
+    assert torch.equal(load_file(tmp_path / "coordinator.safetensors")["turned"], weights.T)
     with safe_open(tmp_path / "coordinator.safetensors", "pt") as file:
         assert file.metadata().keys() == {"silos", "sha256"}
         assert file.metadata()["silos"] == '["b", "a"]'

@@ -21,8 +21,11 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Each, Kind
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import initial_state
-from staddle.algorithms.methods.fedsimsup.method import beta, participation_fault, scaled_c
-from staddle.algorithms.methods.fedsimsup.method import share_of_others as share
+from staddle.algorithms.methods.fedsimsup.method import (
+    beta,
+    participation_fault,
+    scaled_c,
+)
 from staddle.algorithms.methods.fedsimsup.supervisors import (
     SUPERVISORS,
     Attention,
@@ -192,18 +195,19 @@ def test_the_scaled_schedule_decays_in_every_job_and_is_the_papers_at_1000_round
     for rounds in (1, 2, 10, 100, 5000):
         assert beta(rounds, rounds, scaled_c(rounds), 3 / 7) == pytest.approx(0.596, abs=5e-4)
     method = make().method()  # 4 rounds: C T^γ = 3.09
-    assert [method.decay(t) for t in (1, 2, 3)] == [1, 1, 1]
-    assert method.decay(4) == pytest.approx((0.772 * 4 / 4) ** 2, abs=1e-3)
-    assert make(schedule="paper").method().decay(4) == 1
+    assert [method.beta(t) for t in (1, 2, 3)] == [1, 1, 1]
+    assert method.beta(4) == pytest.approx((0.772 * 4 / 4) ** 2, abs=1e-3)
+    assert make(schedule="paper").method().beta(4) == 1
     given = make(c=1.0, gamma=0.25).method()  # C T^γ = √2
-    assert [given.decay(t) for t in (1, 2, 4)] == pytest.approx([1, 0.5, 0.125])
+    assert [given.beta(t) for t in (1, 2, 4)] == pytest.approx([1, 0.5, 0.125])
 
 
-def test_lambda_by_hand():
-    assert share(total=30, contributors=3, own=10) == 0.5  # equal sizes
-    assert share(total=60, contributors=3, own=40) == pytest.approx(1 / 3)
+def test_lambda_by_hand(method_and_counts):
+    alpha = method_and_counts[0].alpha  # in round 1, of λ alone
+    assert alpha(1, M=30, K=3, m_i=10) == 0.5  # equal sizes
+    assert alpha(1, M=60, K=3, m_i=40) == pytest.approx(1 / 3)
     # who has more learns less from others
-    assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)
+    assert alpha(1, 60, 3, 10) > alpha(1, 60, 3, 20) > alpha(1, 60, 3, 1000)
 
 
 def test_a_silo_like_nobody_keeps_its_model_and_is_counted(make):
@@ -269,7 +273,9 @@ def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
 @given(
     st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data()
 )
-def test_alpha_is_a_share_that_only_falls(rounds, total, own, contributors, draw):
+def test_alpha_is_a_share_that_only_falls(
+    method_and_counts, rounds, total, own, contributors, draw
+):
     """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1.
 
     So Eq. 7 is a convex combination.
@@ -284,9 +290,10 @@ def test_alpha_is_a_share_that_only_falls(rounds, total, own, contributors, draw
         >= beta(onset * (1 + 1e-9), rounds, *schedule)
         > 1 - 1e-8
     )
-    assert 0 < share(total, contributors, own) < 1
+    alpha = method_and_counts[0].alpha  # in round 1, of λ alone
+    assert 0 < alpha(1, total, contributors, own) < 1
     # as many records as the mean of those who trained
-    assert share(contributors * own, contributors, own) == 0.5
+    assert alpha(1, contributors * own, contributors, own) == 0.5
 
 
 def test_the_census_by_hand(make, make_data):
