@@ -5,10 +5,11 @@ own functions work on them silo by silo. Records lie on the device, and for the 
 values of as many silos as go at once.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, starmap
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -44,11 +45,12 @@ from .engine import Records, Shortened, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, over_one_silo, saved_bytes
-from .vmap_training import Bench, Silos, check_odd, rows_of, train
+from .vmap_training import Bench, Silos, Trained, check_odd, rows_of, train
 
 # Copies of a silo's values that a step has at a time: two at places that stay, momentum, gradients,
 # before and after the step, two on the way.
 COPIES = 8
+NO_ENGINE = "unable to find an engine"  # in cuDNN's error, by torch
 
 T = TypeVar("T", Stage, Change)
 Side: TypeAlias = Literal["train", "test", "validation"]
@@ -115,6 +117,7 @@ class Stacked:
         self._bench = Bench(recorder or AsItIs(), precision)
         self._precision: Precision = precision
         self._convolutions: Form = convolutions
+        self._by_itself = False  # whatever the form of convolutions
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
 
@@ -245,11 +248,14 @@ class Stacked:
         values = {part: silos.values[part] for part in modules}
         # The loss sees only the parts that the stage may read, as where silos train one by one.
         stack = replace(silos, modules=modules, values=values)
-        draws = [
-            stage_stream(self._method, self._job, silo, round_, number, "draw") for silo in group
-        ]
+        draws = [(self._method, self._job, silo, round_, number, "draw") for silo in group]
+
+        def run(stack: Silos) -> Trained:
+            streams = list(starmap(stage_stream, draws))
+            return train(stack, stage, context, pieces, self._bench, streams)
+
         with self._running(group):
-            trained = train(stack, stage, context, pieces, self._bench, draws)
+            trained = self._with_an_engine(run, stack)
             losses = trained.losses.T.tolist()
             check_odd(trained.oddness)
 
@@ -270,6 +276,24 @@ class Stacked:
             last = steps[len(steps) - epoch :]
             means[silo] = sum(last) / len(last)
         return means
+
+    def _with_an_engine(self, run: Callable[[Silos], Trained], stack: Silos) -> Trained:
+        """What ``run`` trains; each silo by itself, from now on, where cuDNN cannot compute all.
+
+        It tells so in a warning.
+        """
+        try:
+            return run(stack)
+        # cuDNN has no kernel that is deterministic for some grouped convolutions and types.
+        except RuntimeError as error:
+            if stack.parallel or NO_ENGINE not in str(error).lower():
+                raise
+            why = f"each silo's step is computed by itself from now on: {error}"
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
+        # What it keeps was recorded, or begun, for all silos in one call.
+        self._bench.clear()
+        self._by_itself = True
+        return run(replace(stack, parallel=True))
 
     def _surveyed(
         self, survey: Survey, group: Sequence[str], silos: Silos, facts: Mapping[str, Facts]
@@ -332,7 +356,8 @@ class Stacked:
             }
             for part, module in modules.items()
         }
-        return Silos(modules, values, self._resident.x, self._resident.y, template.parallel)
+        parallel = template.parallel or self._by_itself
+        return Silos(modules, values, self._resident.x, self._resident.y, parallel)
 
     # The choice of the silos that go at once.
 

@@ -278,10 +278,10 @@ class _Step:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Copy the values back to the silos."""
+    def __exit__(self, error: object, *_: object) -> None:
+        """Copy the values back to the silos; after an error they have those of before."""
         guest, self._guest = self._guest, None
-        if guest is not None:
+        if guest is not None and error is None:
             for own, tensor in self._paired(guest):
                 tensor.copy_(own[: guest.count])
 

@@ -88,7 +88,8 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run.
 
-    A GPU then multiplies float32 at full precision, and cuDNN uses deterministic algorithms.
+    A GPU then multiplies float32 at full precision, cuDNN uses deterministic algorithms, and
+    TorchScript is run as it is written.
     """
     # These settings belong to the whole process. So the first of several threads makes them and the
     # last one takes them back, even after an error: one that ended between would restore too early,
@@ -97,8 +98,13 @@ def exact() -> Iterator[None]:
         if not _EXACT.users:
             _EXACT.settings.enter_context(_exactly())
         _EXACT.users += 1
+    # A method, a layer or torch itself may have code in TorchScript. That would be compiled after a
+    # few calls, maybe in the middle of a recording, and sums would be rounded otherwise from then
+    # on. This setting is one of each thread.
+    uncompiled = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
     try:
-        yield
+        with uncompiled:
+            yield
     finally:
         with _EXACT.lock:
             _EXACT.users -= 1

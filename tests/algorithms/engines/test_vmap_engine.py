@@ -291,6 +291,32 @@ def test_steps_in_parallel_equal_one_by_one(make, double, monkeypatch, case):
     assert recorder.branches > 0
 
 
+class NoEngine(TorchDispatchMode):
+    """cuDNN, where it has no deterministic kernel for the gradients of several groups."""
+
+    tried = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution_backward.default and args[-2] > 1:
+            self.tried += 1
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+        return func(*args, **(kwargs or {}))
+
+
+# ditto has two stages
+@pytest.mark.parametrize("case", ["fedavg", "ditto"])
+def test_without_a_kernel_for_all_each_silos_step_is_by_itself(make, double, monkeypatch, case):
+    """What the attempt took up, such as running statistics, is forgotten."""
+    monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)
+    (job, records), recorder = of_case(make, case, 3), Recorder()
+    told = "step is computed by itself from now on: GET was unable to find an engine"
+    with NoEngine() as none, pytest.warns(RuntimeWarning, match=told) as warned:
+        check_same(job, records, 1e-10, recorder=recorder)
+    assert none.tried == len(warned) == len(CASES[case][-1])
+    assert recorder.replayed > recorder.recorded > 0
+    assert recorder.branches > 0
+
+
 @pytest.mark.parametrize(("precision", "last"), [("float32", False), ("bf16", True)])
 def test_steps_in_parallel_take_images_as_tensor_cores_do(make, monkeypatch, precision, last):
     shape, forward, given = (3, 32, 32), nn.Conv2d.forward, []

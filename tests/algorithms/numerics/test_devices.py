@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -103,12 +105,25 @@ def test_the_first_to_need_exact_sums_may_end_before_the_last():
     before = cudnn.deterministic, cudnn.conv.fp32_precision
     assert before != (True, "ieee")
     first, second = exact(), exact()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert (cudnn.deterministic, cudnn.conv.fp32_precision) == (True, "ieee")
-    second.__exit__(None, None, None)
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert (cudnn.deterministic, cudnn.conv.fp32_precision) == (True, "ieee")
+        other.submit(second.__exit__, None, None, None).result()
     assert (cudnn.deterministic, cudnn.conv.fp32_precision) == before
+
+
+def test_torchscript_is_computed_alike_in_each_call():
+    """Else its first call counts what can be compiled, and a later one compiles it."""
+    counted = []
+    for steps in (nullcontext(), exact()):
+        scripted = torch.jit.CompilationUnit("def f(x):\n  return (x * 2 + 1).sin()\n").f
+        with steps:
+            scripted(torch.ones(3))
+            counted.append("prim::profile" in str(torch.jit.last_executed_optimized_graph()))
+    assert counted == [True, False]
+    assert torch._C._get_graph_executor_optimize()
 
 
 @pytest.mark.parametrize("by", ["matmul", "conv", "legacy"])
