@@ -32,12 +32,24 @@ from staddle.algorithms.numerics.devices import (
 )
 
 BATCH, WARM = 32, 3
+# networks, with the input of one record; None: the network's own
+MEASURED: tuple[tuple[str, tuple[int, ...] | None], ...] = (
+    ("lenet5", (1, 32, 32)),
+    ("lenet5", None),
+    ("convnet-4x128", None),
+    ("resnet18", None),
+)
 FORMS = ("grouped", "unfolded", "looped")
 
 
-def shapes(network: str) -> list[tuple[nn.Conv2d, torch.Size]]:
-    """Its convolutions that can be unfolded, with the shape of what each is given for a batch."""
-    config = ModelOptions(name=network, classes=10, norm=NETWORKS[network].norms[0])
+def shapes(
+    network: str, record: tuple[int, ...] | None = None
+) -> list[tuple[nn.Conv2d, torch.Size]]:
+    """Its convolutions that can be unfolded, with the shape of what each is given for a batch.
+
+    ``record`` is the shape of a record; None: the network's own.
+    """
+    config = ModelOptions(name=network, classes=10, norm=NETWORKS[network].norms[0], input=record)
     model, found = nn.Sequential(*build(config, 0).values()), []
     for leaf in model.modules():
         if isinstance(leaf, nn.Conv2d) and can_unfold(leaf):
@@ -147,7 +159,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--network", action="append", help="lenet5, convnet-4x128 and resnet18 by default"
+        "--network",
+        action="append",
+        help="lenet5 with one channel and with three, convnet-4x128 and resnet18 by default",
     )
     parser.add_argument("--device", default="cpu", help="cpu (one thread), cuda or cuda:N")
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default="float32")
@@ -174,9 +188,10 @@ def main() -> None:
     columns = [f"{form}{what}" for form in FORMS for what in ("", " forw.")]
     tell(f"  {'':<34}" + "".join(f"{column:>15}" for column in columns))
     with exact(), multiplying(options.precision):
-        for network in options.network or ("lenet5", "convnet-4x128", "resnet18"):
+        chosen = [(network, None) for network in options.network or ()]
+        for network, record in chosen or MEASURED:
             known = set()
-            for leaf, shape in shapes(network):
+            for leaf, shape in shapes(network, record):
                 told = (
                     f"{network} {'x'.join(map(str, shape[1:]))} {leaf.out_channels} of"
                     f" {leaf.kernel_size[0]} by {leaf.stride[0]}"

@@ -14,9 +14,12 @@ Parts, each in a process of its own, since an error of CUDA ends the process tha
   *many*: LeNet-5 with a hundred silos at once;
 - *parallel*: a step of each network, all silos in one call, with each form of convolutions and with
   the one that is chosen by shape, and each silo by itself in parallel;
+- *compiled-NETWORK*: a step as the engine has it, and compiled by torch.compile
+  (compiled_step.py): whether both compute the same, and how long each takes;
 - *profile-NETWORK*: how long each part of a round takes, which kernels it launches, and what the
   host does in it;
-- *memory*: what the engine reckons silos take, and what they took.
+- *memory-NETWORK*: what the engine reckons silos take, what they took, and what torch reserved
+  for that.
 
 Parts before the timed ones run at once. What a part found is in FOLDER/PART.json, its output in
 FOLDER/PART.log, and FOLDER/report.md has all; a part that has found something is not run again, so
@@ -36,11 +39,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import compiled_step
 import simulate
 import torch
 from torch import Tensor
@@ -55,7 +59,14 @@ from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.algorithms.numerics.devices import CPU, Precision, exact, find, multiplying
+from staddle.algorithms.numerics.devices import (
+    CPU,
+    GPU_SHARE,
+    Precision,
+    exact,
+    find,
+    multiplying,
+)
 from staddle.errors import LocalError
 from staddle.simulator.engines.pool import usable_cores
 
@@ -79,6 +90,16 @@ AGREE: Mapping[Precision, float] = {"float32": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
 SEVERAL = ("convnet-4x128", "resnet18", "mobilenet-v2", "series-resnet", "volume-resnet")
 # the order of sums changes its float32 gradients by a third, on a CPU too: nothing to compare
 DRIFTS = ("mobilenet-v2",)
+# where to look next, by what a fault says
+SEE: Mapping[str, str] = {
+    "bits differ when replayed": "what a step reads at an address that changes; part tests",
+    "stacked and one by one disagree": "engines/stacked_layers.py, convolutions.py; part tests",
+    "GPU and CPU disagree": "whether TF32 is on: numerics/devices.py, exact",
+    "cannot be recorded": "what waits for the GPU in the step; simulate with --no-graphs",
+    "compiled, a step": "compiled_step.py; no product code compiles",
+    "torch reserved more": "numerics/devices.py, GPU_SHARE; engines/vmap_engine.py, COPIES",
+}
+LARGER = ("lenet5", "convnet-4x128", "resnet18")  # each with larger layers than the one before
 LONGEST = 400  # seconds of one part
 
 Row: TypeAlias = dict[str, str | float]
@@ -93,23 +114,9 @@ def card(options: argparse.Namespace) -> list[Row]:
         rate = simulate.multiplications(device, precision)
         rows.append({"what": f"product of matrices, {precision}", "TFLOP/s": rate / 1e12})
     if device.type == "cuda":
-        rows.append({"what": "copy, read and written", "TB/s": copied(device) / 1e12})
+        rows.append({"what": "copy, read and written", "TB/s": simulate.copies(device) / 1e12})
     rows.append({"what": f"torch {torch.__version__}, {simulate.title_of(device)}"})
     return rows
-
-
-def copied(device: torch.device) -> float:
-    """Bytes a second, read and written, of a copy of 4 GB on a GPU."""
-    one = torch.randn(2**30, device=device)
-    other = torch.empty_like(one)
-    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    other.copy_(one)
-    began.record()
-    for _ in range(5):
-        other.copy_(one)
-    ended.record()
-    torch.cuda.synchronize(device)
-    return 5 * 2 * one.nbytes / (began.elapsed_time(ended) / 1e3)
 
 
 def gpu_tests(options: argparse.Namespace) -> list[Row]:
@@ -187,12 +194,18 @@ def trained(job: Job, engine: Engine) -> dict[str, Tensor]:
     simulation = Simulation(job, engine)
     while simulation.round < job.length:
         simulation.step()
+    tensors = ends(simulation)
+    engine.close()
+    return tensors
+
+
+def ends(simulation: Simulation) -> dict[str, Tensor]:
+    """All tensors of all silos."""
     tensors: dict[str, Tensor] = {}
     for silo, state in simulation.states.items():
         for part, named in state.parts.items():
             for name, tensor in named.items():
                 tensors[f"{silo} {part} {name}"] = tensor
-    engine.close()
     return tensors
 
 
@@ -246,7 +259,7 @@ def smoke_network(network: str, precision: Precision, device: torch.device) -> R
 
     row: Row = {}
     faults: list[str] = []
-    ends: dict[str, dict[str, Tensor]] = {}
+    made: dict[str, dict[str, Tensor]] = {}
     contenders: dict[str, Callable[[], Engine]] = {
         "stacked": lambda: stacked(AsItIs()),
         "one by one": lambda: serial(graphs=False),
@@ -256,19 +269,19 @@ def smoke_network(network: str, precision: Precision, device: torch.device) -> R
         contenders["one by one, replayed"] = lambda: serial(graphs=True)
     for name, engine in contenders.items():
         try:
-            ends[name] = trained(job, engine())
+            made[name] = trained(job, engine())
         except (LocalError, RuntimeError) as error:
             faults.append(f"{name}: {' '.join(str(error).split())[:300]}")
     for name in ("stacked", "one by one"):
         replayed = f"{name}, replayed"
-        if name in ends and replayed in ends and not same_bits(ends[name], ends[replayed]):
+        if name in made and replayed in made and not same_bits(made[name], made[replayed]):
             faults.append(f"{name}: bits differ when replayed")
-    if "stacked" in ends and "one by one" in ends:
-        row["stacked, one by one"] = apart(ends["one by one"], ends["stacked"])
+    if "stacked" in made and "one by one" in made:
+        row["stacked, one by one"] = apart(made["one by one"], made["stacked"])
         if network not in DRIFTS and row["stacked, one by one"] > AGREE[precision]:
             faults.append("stacked and one by one disagree")
-    if gpu and precision == "float32" and "one by one" in ends:
-        row["GPU, CPU"] = apart(trained(job, Serial(job, records)), ends["one by one"])
+    if gpu and precision == "float32" and "one by one" in made:
+        row["GPU, CPU"] = apart(trained(job, Serial(job, records)), made["one by one"])
         if network not in DRIFTS and row["GPU, CPU"] > AGREE[precision]:
             faults.append("GPU and CPU disagree")
     if faults:
@@ -336,15 +349,50 @@ def parallel(options: argparse.Namespace) -> list[Row]:
                 recorder = Graphs(str(device)) if gpu else None
                 with in_one_call():
                     engine = Stacked(job, records, str(device), None, recorder, precision, form)
-                    simulation = Simulation(job, engine)
-                    simulation.step()
-                    simulation.step()
-                    took = seconds_of(simulation, device)["train"]
-                steps = job.training.epochs * -(-size // job.training.batch_size)
-                row["by shape" if form == "faster" else form] = 1e3 * took / steps / silos
-                engine.close()
+                    took, _ = stepped(job, engine, size)
+                row["by shape" if form == "faster" else form] = took
             tell(json.dumps(row))
             rows.append(row)
+    return rows
+
+
+def stepped(job: Job, engine: Stacked, size: int) -> tuple[float, dict[str, Tensor]]:
+    """Milliseconds of a silo's step in the third round, and the silos' tensors after it.
+
+    Each silo has ``size`` records. The engine is closed.
+    """
+    simulation = Simulation(job, engine)
+    simulation.step()
+    simulation.step()
+    took = seconds_of(simulation, engine.device)["train"]
+    engine.close()
+    steps = job.training.epochs * -(-size // job.training.batch_size)
+    return 1e3 * took / steps / len(job.silos), ends(simulation)
+
+
+def compiled(options: argparse.Namespace, network: str) -> list[Row]:
+    """A step as it is and compiled, ten silos at once; ``fault`` where they differ."""
+    device, gpu = find(options.device), find(options.device).type == "cuda"
+    silos, size = (10, 64) if not options.small else (2, 16)
+    job = smoke_job(network, 3, silos, 32)
+    records = smoke_records(job, size)
+    rows: list[Row] = []
+    for precision in options.precision if gpu else PRECISIONS[:1]:
+        row: Row = {"what": f"{network}, {precision}"}
+        found: list[dict[str, Tensor]] = []
+        for name, steps in (("as it is", nullcontext), ("compiled", compiled_step.compiled)):
+            began = time.perf_counter()
+            recorder = Graphs(str(device)) if gpu else None
+            with in_one_call(), steps():
+                engine = Stacked(job, records, str(device), None, recorder, precision)
+                row[f"{name}, ms"], tensors = stepped(job, engine, size)
+            row[f"{name}, s in all"] = time.perf_counter() - began
+            found.append(tensors)
+        row["apart"] = apart(*found)
+        if network not in DRIFTS and row["apart"] > AGREE[precision]:
+            row["fault"] = "compiled, a step computes something else"
+        tell(json.dumps(row))
+        rows.append(row)
     return rows
 
 
@@ -374,10 +422,10 @@ def seconds_of(simulation: Simulation, device: torch.device) -> dict[str, float]
 
     def timed(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         def running(*args: Any, **named: Any) -> Any:
-            synchronise(device)
+            simulate.synchronise(device)
             began = time.perf_counter()
             found = run(*args, **named)
-            synchronise(device)
+            simulate.synchronise(device)
             spent[name] += time.perf_counter() - began
             return found
 
@@ -429,7 +477,7 @@ def kernels_of(simulation: Simulation, device: torch.device) -> list[str]:
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as kernels:
         simulation.step()
-        synchronise(device)
+        simulate.synchronise(device)
     sort = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
     table = kernels.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=90)
     return table.splitlines()
@@ -441,7 +489,7 @@ def python_of(simulation: Simulation, device: torch.device) -> list[str]:
     began = time.perf_counter()
     host.enable()
     simulation.step()
-    synchronise(device)
+    simulate.synchronise(device)
     host.disable()
     text = io.StringIO()
     pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(25)
@@ -449,39 +497,36 @@ def python_of(simulation: Simulation, device: torch.device) -> list[str]:
     return [f"a round under cProfile: {time.perf_counter() - began:.4f} s", *lines]
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def memory(options: argparse.Namespace, network: str) -> list[Row]:
+    """What a round takes of a GPU, next to what the engine reckons before it takes it.
 
-
-def memory(options: argparse.Namespace) -> list[Row]:
-    """What a round takes of a GPU, next to what the engine reckons before it takes it."""
+    What torch reserved is what the process took of the GPU: also what graphs keep for themselves,
+    and the workspaces of cuDNN and cuBLAS. No other engine was in the process.
+    """
     device = find(options.device)
-    rows: list[Row] = []
-    for network in ("lenet5",) if options.small else ("lenet5", "convnet-4x128", "resnet18"):
-        silos = 4 if options.small else 20
-        population = simulate.Population(silos, 64, 20)
-        job = simulate.job_of("fedavg", silos, 3, epochs=1, model=network, participation=1.0)
-        recorder = Graphs(str(device)) if device.type == "cuda" else None
-        engine = Stacked(job, population.records(), str(device), recorder=recorder)
-        simulation = Simulation(job, engine)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        simulation.step()
-        simulation.step()
-        row: Row = {"what": f"{network}, {silos} silos"}
-        if device.type == "cuda":
-            row["allocated MB"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
-            row["reserved MB"] = torch.cuda.max_memory_reserved(device) / 1e6
-        row["reckoned MB"] = silos * engine.silo_bytes(job.silos[0]) / 1e6
-        rows.append(row)
-        engine.close()
-        del simulation, engine
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return rows
+    silos = 4 if options.small else 20
+    population = simulate.Population(silos, 64, 20)
+    job = simulate.job_of("fedavg", silos, 3, epochs=1, model=network, participation=1.0)
+    recorder = Graphs(str(device)) if device.type == "cuda" else None
+    engine = Stacked(job, population.records(), str(device), recorder=recorder)
+    simulation = Simulation(job, engine)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    simulation.step()
+    simulation.step()
+    row: Row = {"what": f"{network}, {silos} silos"}
+    row["reckoned MB"] = silos * engine.silo_bytes(job.silos[0]) / 1e6
+    if device.type == "cuda":
+        row["allocated MB"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
+        row["reserved MB"] = torch.cuda.max_memory_reserved(device) / 1e6
+        row |= too_much(row["reckoned MB"], row["reserved MB"])
+    return [row]
+
+
+def too_much(reckoned: float, reserved: float) -> dict[str, str]:
+    """A fault where silos that are reckoned to fit into the engine's share of a GPU would not."""
+    if reserved <= GPU_SHARE * reckoned:
+        return {}
+    return {"fault": f"torch reserved more than {GPU_SHARE} times what the engine reckons"}
 
 
 PARTS: dict[str, Part] = {
@@ -494,8 +539,9 @@ PARTS: dict[str, Part] = {
     **{f"profile-{name}": lambda options, name=name: profiled(options, name) for name in ENGINES},
     **{f"engines-{name}": lambda options, name=name: engines(options, name) for name in ENGINES},
     "parallel": parallel,
+    **{f"compiled-{name}": lambda options, name=name: compiled(options, name) for name in LARGER},
     "convolutions": convolution_forms,
-    "memory": memory,
+    **{f"memory-{name}": lambda options, name=name: memory(options, name) for name in LARGER},
 }
 AT_ONCE = ("tests", *(f"smoke-{precision}" for precision in PRECISIONS))
 ON_A_GPU = ("smoke-tf32", "smoke-bf16")
@@ -569,9 +615,14 @@ def report(folder: Path) -> None:
             if "fault" in row:
                 faults.append(f"{part}, {row.get('what', '')}: {row['fault']}")
         sections.append("")
-    verdict = [f"- {fault}" for fault in faults] or ["- none"]
+    verdict = [f"- {fault}{see(fault)}" for fault in faults] or ["- none"]
     head = ["# First run on a GPU", "", "## Faults", "", *verdict, ""]
     (folder / "report.md").write_text("\n".join([*head, *sections]))
+
+
+def see(fault: str) -> str:
+    """Where to look next; nothing for a fault that is not known."""
+    return "".join(f"; see {place}" for said, place in SEE.items() if said in fault)
 
 
 def shown(value: str | float) -> str:

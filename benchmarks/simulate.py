@@ -16,10 +16,11 @@ SGD; as many silos a round as one in ten. One run measures, on this machine's co
   unfolded, each silo by itself in parallel), of silos one by one, and of the plain loop with the
   same network and the fastest way to keep records, in turn, all in one ``--precision``; a GPU
   replays our steps, one by one those of models up to 64 MiB. Records trained on a second, times the
-  plain loop, what a GPU held at most or how far the process grew, and which share of the time the
-  network's multiplications alone would take at the rate of a large product of matrices on the same
-  device, in float32. On a CPU all have one thread. Let records fill their batches: before batch
-  norm ours fills up the last one, which the plain loop leaves short.
+  plain loop, what a GPU held at most or how far the process grew, and two shares of the time: what
+  the network's multiplications alone would take at the rate of a large product of matrices on the
+  same device (in float32), and what reading and writing the tensors of each of its operations
+  alone would take at the rate of a large copy. On a CPU all have one thread. Let records fill their
+  batches: before batch norm ours fills up the last one, which the plain loop leaves short.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
 
 Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory
@@ -42,7 +43,9 @@ import numpy as np
 import torch
 from clock import extra_memory
 from plain_loop import WAYS, PlainLoop, Way, normalised
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from staddle.algorithms.data.dataset import Dataset
@@ -52,7 +55,14 @@ from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.models.build import build
-from staddle.algorithms.numerics.devices import Precision, check_precision, exact, find, multiplying
+from staddle.algorithms.numerics.devices import (
+    CPU,
+    Precision,
+    check_precision,
+    exact,
+    find,
+    multiplying,
+)
 from staddle.simulator.engines.pool import Crew, usable_cores
 
 EPOCHS, BATCH, LR, CLASSES = 5, 32, 0.01, 10
@@ -154,14 +164,18 @@ class Timed:
     round: Callable[[int], object]
     threads: int
     pids: Sequence[int] = ()
+    device: torch.device = CPU
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     def run(self, number: int) -> None:
         """One round; the first is not counted."""
         torch.set_num_threads(self.threads)
+        # What the one before has left to the GPU is not this one's, and what this one leaves is.
+        synchronise(self.device)
         cpu, wall = self._cpu(), time.perf_counter()
         self.round(number)
+        synchronise(self.device)
         if number:
             self.wall.append(time.perf_counter() - wall)
             self.cpu.append(self._cpu() - cpu)
@@ -185,7 +199,7 @@ def ours_with(engine: Engine, job: Job, pids: Sequence[int]) -> Timed:
     simulation = Simulation(job, engine)
     while simulation.round < job.length - job.rounds:
         simulation.step()
-    return Timed(lambda _: simulation.step(), 1, pids)
+    return Timed(lambda _: simulation.step(), 1, pids, engine.device)
 
 
 def plain(
@@ -210,7 +224,7 @@ def plain(
     def run(number: int) -> None:
         loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)])
 
-    return loop, Timed(run, threads)
+    return loop, Timed(run, threads, device=torch.device(device))
 
 
 Row = dict[str, str | float]
@@ -303,12 +317,13 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
         Population(20, 96, 20) if options.quick else Population(options.silos, options.records, 100)
     )
     rounds = 1 + (2 if options.quick else options.rounds)
-    peak = multiplications(device, options.precision)
+    peak, copied = multiplications(device, options.precision), copies(device)
     tell(
         f"engines on {title_of(device)}, {options.precision}, {population.silos} silos,"
         f" {rounds - 1} rounds of each, in turn"
     )
     tell(f"a large product of matrices: {peak / 1e12:.3g} TFLOP/s")
+    tell(f"a large copy, read and written: {copied / 1e12:.3g} TB/s")
     rows: list[Row] = []
     chosen = [
         (method, network)
@@ -324,7 +339,7 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
             participation=options.participation,
         )
         tell(f"{method} with {network}: {job.cohort_size} silos a round")
-        rows += compared(job, population, device, options, peak)
+        rows += compared(job, population, device, options, peak, copied)
     return rows
 
 
@@ -334,8 +349,12 @@ def compared(
     device: torch.device,
     options: argparse.Namespace,
     peak: float,
+    copied: float,
 ) -> list[Row]:
-    """The rounds of one job by all contenders in turn."""
+    """The rounds of one job by all contenders in turn.
+
+    ``peak`` is in operations per second, ``copied`` in bytes per second.
+    """
     contenders = contenders_of(job, population, device, options)
     held = dict.fromkeys(contenders, 0)
     rounds = job.rounds
@@ -343,7 +362,7 @@ def compared(
         for name, one in contenders.items():
             held[name] = max(held[name], most_held(device, one, number))
     samples = job.cohort_size * population.train * EPOCHS
-    floor = flops(job) * job.cohort_size * -(-population.train // BATCH) * EPOCHS / peak
+    steps = job.cohort_size * -(-population.train // BATCH) * EPOCHS
     rows: list[Row] = []
     for name, one in contenders.items():
         row: Row = {
@@ -352,7 +371,8 @@ def compared(
             "records/s": samples / one.median,
         }
         row["times plain"] = contenders["plain loop"].median / one.median
-        row["share %"] = 100 * floor / one.median
+        row["share %"] = 100 * steps * flops(job) / peak / one.median
+        row["bytes %"] = 100 * steps * traffic(job) / copied / one.median
         row["MB"] = held[name] / 1e6
         rows.append(row)
     return rows
@@ -441,13 +461,63 @@ def multiplications(device: torch.device, precision: Precision = "float32") -> f
     return products * 2 * size**3 / (began.elapsed_time(ended) / 1e3)
 
 
+def copies(device: torch.device) -> float:
+    """Bytes per second, read and written, of a copy of 4 GiB on a GPU, or 256 MiB on a CPU."""
+    one = torch.ones(2**30 if device.type == "cuda" else 2**26, device=device)
+    other, best = torch.empty_like(one), float("inf")
+    for _ in range(5):
+        synchronise(device)
+        began = time.perf_counter()
+        other.copy_(one)
+        synchronise(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * one.nbytes / best
+
+
 def flops(job: Job) -> float:
     """Of a step on one batch: forward and backward through the network alone."""
-    model = nn.Sequential(*build(job.model, job.seed).values())
-    x, y = torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
-        nn.functional.cross_entropy(model(x), y).backward()
+        step(job, "meta")
     return counter.get_total_flops()
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that operations read and write; a view reads and writes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """The results of ``func``, counted."""
+        results = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, Tensor)]
+            self.nbytes += sum(tensor.nbytes for tensor in tensors)
+        return results
+
+
+def traffic(job: Job) -> int:
+    """Bytes of a step on one batch, forward and backward through the network alone, in float32."""
+    with Traffic() as counter:
+        step(job, "meta")
+    return counter.nbytes
+
+
+def step(job: Job, device: str) -> None:
+    """One step's forward and backward pass."""
+    model = nn.Sequential(*build(job.model, job.seed).values()).to(device)
+    x = torch.zeros(BATCH, 3, 32, 32, device=device)
+    y = torch.zeros(BATCH, dtype=torch.int64, device=device)
+    nn.functional.cross_entropy(model(x), y).backward()
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def title_of(device: torch.device) -> str:
@@ -470,7 +540,7 @@ def proportional(pid: int | str) -> int:
 
 
 TICKS = os.sysconf("SC_CLK_TCK")
-CPU = Path("/proc/cpuinfo").read_text()
+PROCESSOR = Path("/proc/cpuinfo").read_text()
 PARTS = {
     "loop": measure_loop,
     "methods": measure_methods,
@@ -545,7 +615,9 @@ def main() -> None:
     """Measure what the command line asks for."""
     options = parsed()
     model = next(
-        line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name")
+        line.partition(":")[2].strip()
+        for line in PROCESSOR.splitlines()
+        if line.startswith("model name")
     )
     tell(
         f"torch {torch.__version__}, {usable_cores()} cores of {model}, load"

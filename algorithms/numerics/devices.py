@@ -18,7 +18,9 @@ Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 CPU = torch.device("cpu")
 CPU_ROOM = 4 * 2**30
-GPU_SHARE = 4  # one part in so many
+# One part in so many. torch reserved 2.2 to 3.2 times what was taken at a time: recorded steps keep
+# their memory to themselves, next to what is cached outside, and cuDNN and cuBLAS have workspaces.
+GPU_SHARE = 4
 # by axes: images and volumes as tensor cores read them
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)

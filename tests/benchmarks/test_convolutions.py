@@ -11,3 +11,8 @@ def test_the_forms_of_each_convolution_are_timed(program):
     times = program.measured(leaf, shape, OPTIONS)
     assert list(times) == ["grouped", "unfolded", "looped"]
     assert all(seconds > 0 for both in times.values() for seconds in both)
+
+
+def test_images_of_one_channel_are_measured_too(program):
+    first, _ = program.shapes(*program.MEASURED[0])
+    assert (first[0].in_channels, tuple(first[1])) == (1, (32, 1, 32, 32))

@@ -23,14 +23,14 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkey
 
     def one_begun(options, part):
         """Of two processes that import torch one is enough: the other part runs here."""
-        if part != "memory":
+        if part != "memory-lenet5":
             return begin(options, part)
         program.run_one(Namespace(**vars(options) | {"one": part}))
         return subprocess.Popen(["true"])
 
     monkeypatch.setattr(program, "begin", one_begun)
-    options = ["--network", "glm", "--part", "smoke-float32", "--part", "memory"]
-    assert "smoke-float32: exit 0\nmemory: exit 0\n" in run(*options)
+    options = ["--network", "glm", "--part", "smoke-float32", "--part", "memory-lenet5"]
+    assert "smoke-float32: exit 0\nmemory-lenet5: exit 0\n" in run(*options)
     (row,) = json.loads((tmp_path / "smoke-float32.json").read_text())["rows"]
     assert row["what"] == "glm"
     assert 0 <= row["stacked, one by one"] < 1e-4
@@ -39,10 +39,10 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkey
     assert "## Faults\n\n- none\n" in report
     assert "lenet5, 4 silos  reckoned MB" in report
 
-    (tmp_path / "memory.json").write_text(json.dumps({"rows": [], "seconds": 0.0}))
+    (tmp_path / "memory-lenet5.json").write_text(json.dumps({"rows": [], "seconds": 0.0}))
     again = run(*options)
     assert "exit 0" not in again
-    assert "## memory (0 s)" in again
+    assert "## memory-lenet5 (0 s)" in again
 
 
 def test_networks_for_positions_have_records_of_their_own(program):
@@ -73,10 +73,25 @@ def test_a_rounds_parts_are_timed_and_forms_compared(program, tmp_path):
     assert program.vmap_engine.train.__name__ == "train"
 
 
-def test_a_part_that_fails_stands_first_in_the_report(run, tmp_path):
+def test_a_part_that_fails_stands_first_in_the_report(program, run, tmp_path):
     (tmp_path / "card.log").write_text("so far\nRuntimeError: the device is lost\n")
     found = {"rows": [{"what": "glm", "fault": "bits differ when replayed"}], "seconds": 1.0}
     (tmp_path / "smoke-bf16.json").write_text(json.dumps(found))
     first, second = run("--seconds", "0").split("## Faults\n\n")[1].splitlines()[:2]
     assert first == "- card: found nothing; its log ends: RuntimeError: the device is lost"
-    assert second == "- smoke-bf16, glm: bits differ when replayed"
+    fault = "smoke-bf16, glm: bits differ when replayed"
+    assert second == f"- {fault}; see {program.SEE['bits differ when replayed']}"
+
+
+def test_a_share_of_the_gpu_covers_what_torch_reserves(program):
+    assert program.too_much(100.0, 400.0) == {}
+    assert "4 times" in program.too_much(100.0, 401.0)["fault"]
+
+
+def test_a_step_that_is_compiled_computes_the_same(program, monkeypatch):
+    monkeypatch.setattr(program.compiled_step, "BACKEND", "eager")
+    options = Namespace(device="cpu", small=True, precision=["float32"])
+    (row,) = program.compiled(options, "cnn-digits")
+    assert row["apart"] == 0
+    assert "fault" not in row
+    assert row["compiled, ms"] > 0

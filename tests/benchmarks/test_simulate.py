@@ -51,6 +51,7 @@ def test_engines_are_told_side_by_side(program, monkeypatch):
     small = program.Population(3, 40, 5)
     monkeypatch.setattr(program, "Population", lambda *_: small)
     monkeypatch.setattr(program, "multiplications", lambda device, _: {"cpu": 1e11}[device.type])
+    monkeypatch.setattr(program, "copies", lambda _: 1e9)
     rows = program.measure_engines(program.parsed(["engines", "--quick", "--rounds", "1"]))
     told = [f"stacked, {form}" for form in ("grouped", "unfolded", "parallel", "faster")]
     told += ["one by one", "plain loop"]
@@ -61,6 +62,25 @@ def test_engines_are_told_side_by_side(program, monkeypatch):
     work = program.flops(job) * job.cohort_size * 2 * program.EPOCHS  # of two batches each
     for row in rows:
         assert row["share %"] * row["s/round"] == pytest.approx(100 * work / 1e11)
+        # a millisecond per megabyte
+        moved = program.traffic(job) * job.cohort_size * 2 * program.EPOCHS
+        assert row["bytes %"] * row["s/round"] == pytest.approx(100 * moved / 1e9)
+
+
+def test_the_bytes_of_operations_by_hand(program):
+    x = torch.zeros(4, 5, device="meta")
+    with program.Traffic() as counter:
+        (x.T @ x).add_(1)
+    assert counter.nbytes == 4 * (20 + 20 + 25 + 25 + 25)
+
+
+def test_a_round_is_timed_from_an_idle_device_to_an_idle_device(program, monkeypatch):
+    told, device = [], torch.device("cuda:0")
+    monkeypatch.setattr(program, "synchronise", lambda device: told.append(str(device)))
+    clock = SimpleNamespace(perf_counter=lambda: told.append("clock") or 0.0)
+    monkeypatch.setattr(program, "time", SimpleNamespace(process_time=lambda: 0.0, **vars(clock)))
+    program.Timed(lambda _: told.append("round"), 1, (), device).run(1)
+    assert told == ["cuda:0", "clock", "round", "cuda:0", "clock"]
 
 
 def test_the_best_of_five_products_is_the_rate(program, monkeypatch):
