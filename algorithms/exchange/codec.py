@@ -151,8 +151,13 @@ class Decoded:
 
     def __call__(self, silo: str, name: str) -> Tensor:
         """A whole tensor, float32 where it was coded."""
-        shape = self._base[name].shape if name in self._base else self._read(silo, name).shape
-        return self.region(silo, name, slice(None)).reshape(shape)
+        if name in self._base:
+            return self._changed(silo, name, slice(None)).reshape(self._base[name].shape)
+        # Most tensors cross as they are, and a row of a mix reads thousands of them.
+        crossed = self._read(silo, name)
+        if crossed.dtype == torch.int8:
+            return self.region(silo, name, slice(None)).reshape(crossed.shape)
+        return _floats(crossed)
 
     def region(self, silo: str, name: str, region: slice) -> Tensor:
         """The same of these elements alone, as one row."""

@@ -198,7 +198,8 @@ def in_memory() -> Iterator[None]:
 def multiplying(precision: Precision) -> Iterator[None]:
     """Within ``exact``: a GPU multiplies float32 in TF32 (10 bits of mantissa) for "tf32".
 
-    Other precisions change nothing.
+    Other precisions change nothing. It holds for all threads, so a process trains one job at a
+    time: a silo in several jobs trains each in a process of its own (silo/config.py).
     """
     if precision != "tf32":
         yield
