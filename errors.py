@@ -111,3 +111,9 @@ class AbortedError(StaddleError):
 def reason(error: OSError) -> str:
     """Why the system refused something, in its own words; its errors may have none."""
     return error.strerror or str(error)
+
+
+def check_local(holds: bool, why: str) -> None:
+    """LocalError unless it holds: a mistake on this machine, which no peer is to blame for."""
+    if not holds:
+        raise LocalError(why)

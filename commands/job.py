@@ -11,11 +11,10 @@ from ..algorithms.job.job import Job, JobFile
 from ..algorithms.leaks.traps import parallel_rows
 from ..algorithms.models.lora import computed
 from ..algorithms.models.pretrained import StartValues, listed
-from ..errors import LocalError
+from ..errors import LocalError, check_local
 from ..files.documents import canonical_json, parse_toml, read_bytes, write_atomic
 from ..security.blind.plan import JobPlan
 from ..security.blind.weight_checks import weights_fault
-from ..security.faults import check_local
 from ..security.identity import roster as rosters
 from ..security.identity.domains import JOB
 from ..security.identity.keys import Keys, Role, load_keys

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from ..errors import LocalError, RefusedError
+from ..errors import RefusedError
 
 
 class Code(StrEnum):
@@ -54,12 +54,6 @@ def check(holds: bool, peer: str, code: Code, why: str) -> None:
     """
     if not holds:
         raise RefusedError(peer, code, why)
-
-
-def check_local(holds: bool, why: str) -> None:
-    """LocalError unless it holds: a mistake on this machine, which no peer is to blame for."""
-    if not holds:
-        raise LocalError(why)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import LocalError, StaddleError, reason
-from .faults import check_local
+from ..errors import LocalError, StaddleError, check_local, reason
 from .identity import certificate
 from .identity import roster as rosters
 from .identity.certificate import utc_now

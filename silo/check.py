@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from torch import nn
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.lazy import LazyRecords
 from ..algorithms.data.options import DataTable, UndeclaredError
-from ..algorithms.data.sources.formats.table import Table
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.models.inputs import shown as inputs_text
@@ -202,9 +201,7 @@ def _data(config: SiloConfig, name: str) -> tuple[Dataset | None, str]:
     try:
         records = source.load(None)
     except UndeclaredError:
-        # Tables alone have cells.
-        table = cast("Table", source)
-        records, gaps = table.filled().load(None), _gaps(table.gaps())
+        records, gaps = source.filled().load(None), _gaps(source.gaps())
     shape = inputs_text(records.inputs) if records.inputs else list(records.x.shape[1:])
     said = f"{where}: {len(records)} records of shape {shape}, {_truths(records)}"
     said += gaps + _meanings(source)

@@ -46,7 +46,7 @@ from pydantic import NonNegativeInt
 from ..algorithms.course import SiloState
 from ..algorithms.tasks.counting import Tally
 from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
-from ..errors import LocalError, UnwritableError, reason
+from ..errors import LocalError, UnwritableError, check_local, reason
 from ..files import checked_file
 from ..files.documents import (
     Strict,
@@ -58,7 +58,6 @@ from ..files.documents import (
     write_atomic,
     write_new,
 )
-from ..security.faults import check_local
 from ..security.ledger import messages
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.messages import RecordT

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import LocalError, reason
+from ...errors import LocalError, check_local, reason
 from ..models.inputs import MOST_TOKENS, Shapes, unpacked
 from ..numerics.devices import CPU
 from .arrays import FIXES, read_arrays
@@ -270,11 +270,11 @@ def _check_records(path: Path, name: str, x: NDArray[Any], y: NDArray[Any]) -> N
             f"{path}: {name} has whole numbers beyond {MOST_TOKENS:,}, which float32 does not hold;"
             " number the tokens from 0"
         )
-    if y.dtype.kind not in "biuf":
-        raise LocalError(
-            f"{path}: y is {y.dtype}; store class numbers as int64, those of positions as uint8, or"
-            " other targets as float32"
-        )
+    check_local(
+        y.dtype.kind in "biuf",
+        f"{path}: y is {y.dtype}; store class numbers as int64, those of positions as uint8, or"
+        " other targets as float32",
+    )
     if x.ndim == 0 or y.ndim == 0 or len(y) != len(x):
         raise LocalError(
             f"{path}: {name} is {list(x.shape)} and y {list(y.shape)}; give one target per record"
@@ -364,10 +364,10 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     on one side. Without ids, only records appended at the end leave the sides as they are. Nobody
     can tell a record's side without the key.
     """
-    if not 0 < test_fraction < 1:
-        raise LocalError(
-            f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25"
-        )
+    check_local(
+        0 < test_fraction < 1,
+        f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25",
+    )
     # Without a secret key anybody could compute which records are for testing.
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
@@ -385,11 +385,11 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
             f"test_fraction = {test_fraction} leaves no training record out of {len(data)}; "
             "lower it or add records"
         )
-    if not tested.any():
-        raise LocalError(
-            f"test_fraction = {test_fraction} leaves no test record out of {len(data)}; "
-            "raise it or add records"
-        )
+    check_local(
+        bool(tested.any()),
+        f"test_fraction = {test_fraction} leaves no test record out of {len(data)}; "
+        "raise it or add records",
+    )
     return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict
 from ...files.file_bounds import check_fits, check_regular
 from ..models.build import ModelOptions, input_shape
@@ -193,6 +193,17 @@ class DataTable(SourceTable, ABC):
         An agent's start calls it, so it may read a few records of many. By default none is read.
         """
 
+    def gaps(self) -> dict[str, int]:
+        """How many values are missing, by column, for which this source has nothing to stand in.
+
+        The column with most of them comes first; records without columns have none.
+        """
+        return {}
+
+    def filled(self) -> Self:
+        """The source as if a job said what a missing value counts as, to look at all others."""
+        return self
+
     def examine(self) -> str:
         """The records in a few words, as far as they can be judged without a job's model.
 
@@ -292,11 +303,11 @@ class Pixels(DataTable):
         """
         channels = x.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, channels):
-                raise LocalError(
-                    f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
-                    "one a channel, or one for all"
-                )
+            check_local(
+                len(values) in (1, channels),
+                f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
+                "one a channel, or one for all",
+            )
         # [channels, 1, …], which broadcasts over images and volumes of any size.
         sides = (-1, *[1] * (x.ndim - 2))
         mean, std = (torch.tensor(each).reshape(sides) for each in (self.mean, self.std))

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import pydantic
 from pydantic import BeforeValidator, Field
 
-from ...errors import LocalError, reason
+from ...errors import LocalError, check_local, reason
 from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.file_bounds import check_regular, open_regular
 from .rows import AT_ONCE, Rows, texts_of
@@ -107,15 +107,15 @@ def saved_folder(folder: Path, split: str | None) -> Path:
 
     LocalError where there is none; it says which splits there are.
     """
-    if not folder.is_dir():
-        raise LocalError(f"{folder}: no such folder; name the one that save_to_disk wrote")
+    check_local(folder.is_dir(), f"{folder}: no such folder; name the one that save_to_disk wrote")
     known = _splits(folder)
     if split not in (known or (None,)):
         say = f"name one of its splits, as split: {listed(known)}"
         raise LocalError(f"{folder}: {say if known else 'has no splits; leave split out'}")
     chosen = Path(folder, *filter(None, (split,)))
-    if not (chosen / STATE).is_file():
-        raise LocalError(f"{chosen}: has no {STATE}, so it is no saved data set; {FIX}")
+    check_local(
+        (chosen / STATE).is_file(), f"{chosen}: has no {STATE}, so it is no saved data set; {FIX}"
+    )
     return chosen
 
 

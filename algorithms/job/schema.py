@@ -8,7 +8,7 @@ from typing import Any
 
 import pydantic
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import canonical_json
 from ..exchange.delivery import KEEP
 from ..exchange.parts import MOST_TENSORS, Part, TensorSpec, walk_tensors
@@ -202,8 +202,9 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     """LocalError for parts that cannot cross together; ``ours`` are tensors named by Staddle."""
     names = [part.name for part in parts]
     # Both ends find parts by name.
-    if len(set(names)) != len(names):
-        raise LocalError(f"round {round_}: parts {names} are not distinct names")
+    check_local(
+        len(set(names)) == len(names), f"round {round_}: parts {names} are not distinct names"
+    )
     # A transfer's manifest has a header for each tensor.
     number = len(list(walk_tensors(parts)))
     if number > MOST_TENSORS:
@@ -225,11 +226,11 @@ def _check_part(part: Part, round_: int, ours: Collection[str]) -> None:
             " has no parameters there; choose a model that has, or a method that shares the"
             " whole model, such as fedavg"
         )
-    if len(set(tensors)) != len(tensors):
-        raise LocalError(
-            f"round {round_}: part {part.name!r} has tensors {tensors}: give each a distinct"
-            " name without @"
-        )
+    check_local(
+        len(set(tensors)) == len(tensors),
+        f"round {round_}: part {part.name!r} has tensors {tensors}: give each a distinct"
+        " name without @",
+    )
 
 
 def _check_names(part: str, tensors: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ..numerics.streams import permutation, stream, uniform
 from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet, hand_out, joined
 
@@ -61,10 +61,10 @@ def classes_each(
     left over.
     """
     classes = np.unique(labels)
-    if not 1 <= each <= len(classes):
-        raise LocalError(
-            f"partition: each = {each} of {len(classes)} classes; give 1 to {len(classes)}"
-        )
+    check_local(
+        1 <= each <= len(classes),
+        f"partition: each = {each} of {len(classes)} classes; give 1 to {len(classes)}",
+    )
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/classes")
     # Holders are drawn once; only the shares are drawn again.

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ..numerics.streams import permutation, stream
 from .draw import check_alpha, check_enough, cut, scaled
 
@@ -213,11 +213,11 @@ def _shares(rng: np.random.RandomState, alpha: float, silos: int) -> Shares:
 
 def _check_shares(shares: Shares, alpha: float) -> None:
     """LocalError where all shares underflowed, which peers divide by 0."""
-    if not shares.sum() > 0:
-        raise LocalError(
-            f"partition: alpha = {alpha} is too small for the generator of this convention, whose"
-            ' draws underflow; raise alpha to 0.01 or more, or take convention = "per-class"'
-        )
+    check_local(
+        shares.sum() > 0,
+        f"partition: alpha = {alpha} is too small for the generator of this convention, whose"
+        ' draws underflow; raise alpha to 0.01 or more, or take convention = "per-class"',
+    )
 
 
 def _by_class(

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ..numerics.streams import permutation, stream
 
 # draws with too small a silo that are thrown away
@@ -95,11 +95,10 @@ def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray
 
 def check_alpha(alpha: float) -> None:
     """LocalError unless a symmetric Dirichlet distribution of this concentration can be drawn."""
-    if not SMALLEST_ALPHA <= alpha < inf:
-        raise LocalError(
-            f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such"
-            " as 0.1"
-        )
+    check_local(
+        SMALLEST_ALPHA <= alpha < inf,
+        f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such as 0.1",
+    )
 
 
 def check_enough(records: int, silos: int, minimum: int) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import (
     MAX_FILE_BYTES,
     Strict,
@@ -111,17 +111,16 @@ class PartitionFile(Strict):
 
         ``labels`` [records] are those of all records, training before test.
         """
-        if len(labels) != self.records:
-            raise LocalError(
-                f"partition of {self.data}: made for {self.records} records, there are"
-                f" {len(labels)}"
-            )
-        if labels_sha256(labels) != self.labels_sha256:
-            raise LocalError(
-                f"partition of {self.data}: made for records with other labels or in another order;"
-                " give the official training records, then the official test records, in their"
-                " official order"
-            )
+        check_local(
+            len(labels) == self.records,
+            f"partition of {self.data}: made for {self.records} records, there are {len(labels)}",
+        )
+        check_local(
+            labels_sha256(labels) == self.labels_sha256,
+            f"partition of {self.data}: made for records with other labels or in another order;"
+            " give the official training records, then the official test records, in their"
+            " official order",
+        )
 
 
 def labels_sha256(labels: Indices) -> str:
@@ -167,11 +166,11 @@ def save(path: Path, partition: PartitionFile) -> None:
     head = json.dumps(sealed.model_dump(exclude={"clients"}), allow_nan=False)
     rows = ",\n".join(json.dumps(client.model_dump()) for client in partition.clients)
     content = f'{head[:-1]}, "clients": [\n{rows}\n]}}\n'.encode()
-    if len(content) > MAX_FILE_BYTES:
-        raise LocalError(
-            f"{path}: the partition of {partition.records} records takes {len(content)} bytes, at"
-            f" most {MAX_FILE_BYTES} are read back; partition fewer records"
-        )
+    check_local(
+        len(content) <= MAX_FILE_BYTES,
+        f"{path}: the partition of {partition.records} records takes {len(content)} bytes, at"
+        f" most {MAX_FILE_BYTES} are read back; partition fewer records",
+    )
     write_atomic(path, content, 0o644)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 
 WIDE, NARROW = 40, 20  # pixels of a cell
 FEW = 25  # silos and classes, at most, that get wide cells
@@ -147,8 +147,10 @@ def _stripes(counts: Counts, cell: int) -> Image.Image:
 def _named(what: str, names: Sequence[str], wanted: int) -> Sequence[str]:
     if not names:
         return list(map(str, range(wanted)))
-    if len(names) != wanted:
-        raise LocalError(f"picture: {len(names)} names for {wanted} {what}; give one each, or none")
+    check_local(
+        len(names) == wanted,
+        f"picture: {len(names)} names for {wanted} {what}; give one each, or none",
+    )
     return names
 
 

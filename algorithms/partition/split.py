@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ..numerics.streams import permutation, stream
 from .draw import hand_out, joined
 
@@ -77,11 +77,11 @@ def apart(
     8:1 of 8:1:1.
     """
     key = np.asarray(keys, dtype=np.int64)
-    if not 0 < train_total < len(key):
-        raise LocalError(
-            f"split: {train_total} training records of {len(key)} in all; give the keys of both"
-            " official parts"
-        )
+    check_local(
+        0 < train_total < len(key),
+        f"split: {train_total} training records of {len(key)} in all; give the keys of both"
+        " official parts",
+    )
     if any(part.max(initial=-1) >= train_total for part in parts.values()):
         raise LocalError(
             f"split: the partition holds records beyond {train_total}; partition the training part"

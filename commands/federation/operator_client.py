@@ -21,6 +21,7 @@ from ...errors import (
     RefusedError,
     StaddleError,
     UnreachableError,
+    check_local,
     reason,
 )
 from ...files.documents import Strict, read_toml
@@ -39,7 +40,6 @@ from ...proto.channel import (
 )
 from ...proto.membership_pb2_grpc import RenewalStub
 from ...proto.operations_pb2_grpc import OperationsStub
-from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import clock_fault, server_name, utc_now
 from ...security.identity.keys import Keys, Role, RosterEntry, tls_pairs

@@ -6,9 +6,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...proto.channel import checked_address
-from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.certificate import validity
 from ...security.identity.invitation import Ticket

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from ...errors import check_local
 from ...files.documents import write_new
-from ...security.faults import check_local
 from ...security.identity import invitation as invitations
 from ...security.identity.certificate import utc_now
 from ...security.identity.invitation import DAY_SECONDS, LONGEST_DAYS

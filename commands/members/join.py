@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ...errors import PeerError, RefusedError
+from ...errors import PeerError, RefusedError, check_local
 from ...files.documents import read_bytes, write_atomic
 from ...proto.channel import checked_proxy
-from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ...security.identity.invitation import Invitation
 from ...security.identity.keys import ENTRY_FILE, Keys, Role, create_keys, load_keys

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ...algorithms.data.dataset import Dataset
+from ...errors import check_local
 from ...files.documents import read_bytes
 from ...files.toml_document import parse_document
-from ...security.faults import check_local
 from ...security.identity import roster as rosters
 from ..federation import background, local_federation
 from ..members import membership_client

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ...errors import LocalError, reason
+from ...errors import LocalError, check_local, reason
 from ...files.documents import read_bytes, write_atomic
 from ...files.toml_document import parse_document
 from ...proto.channel import checked_address
-from ...security.faults import check_local
 from ...silo import config as silo_configs
 from ..federation import background
 from ..terminal import printer

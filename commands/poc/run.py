@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ...errors import check_local
 from ...files.documents import read_bytes, write_all
-from ...security.faults import check_local
 from ...silo.job_folder import JobFolder
 from ..federation.accuracy import accuracy_table
 from ..federation.jobs import follow

@@ -25,8 +25,8 @@ from ...algorithms.data.survey import (
     contract_faults,
     survey,
 )
+from ...errors import check_local
 from ...files.documents import Strict
-from ...security.faults import check_local
 from ..silo.data import DELIMITERS, Contract, TruthColumns, classes_of, drafted_table
 
 WIDER = 1.0  # of what was seen, by which the range of a feature is wider at either end

@@ -9,8 +9,8 @@ import typer
 from ...algorithms.data.rows import Decimal
 from ...coordinator import config as coordinator_configs
 from ...coordinator import status as coordinator
+from ...errors import check_local
 from ...files.portable import check_runs_daemons
-from ...security.faults import check_local
 from ...security.log.lock import claimed
 from ..federation import background
 from ..federation.processes import exit_on_signals

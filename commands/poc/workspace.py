@@ -23,7 +23,7 @@ from ...algorithms.data.dataset import Dataset, digits, save_npz
 from ...algorithms.job.job import Job
 from ...algorithms.partition.draw import dirichlet
 from ...coordinator import config as coordinator_configs
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -32,7 +32,6 @@ from ...files.documents import (
     write_all,
     write_atomic,
 )
-from ...security.faults import check_local
 from ...security.identity.keys import ID_PATTERN
 from ...security.log.lock import claimed
 from ...silo.check import check

@@ -4,9 +4,8 @@ import secrets
 from contextlib import suppress
 
 from ...algorithms.job.job import Job
-from ...errors import LocalError, RefusedError
+from ...errors import LocalError, RefusedError, check_local
 from ...files.documents import write_atomic
-from ...security.faults import check_local
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.identity.roster import Roster
 from ...security.policy import policy as policies

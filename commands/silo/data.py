@@ -16,10 +16,9 @@ from ...algorithms.data.features import Feature
 from ...algorithms.data.registry import KINDS
 from ...algorithms.data.rows import Decimal, Encoding, is_parquet
 from ...algorithms.data.survey import Column, TableSurvey, contract_faults, survey
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict, parse_json, read_bytes, validate
 from ...files.toml_document import parse_document
-from ...security.faults import check_local
 from ..terminal import printer
 from ..terminal.toml import to_toml
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..faults import check_local
+from ...errors import check_local
 from .fixedpoint import Reals, Words
 from .polynomials import lagrange
 

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict
-from ..faults import check_local
 
 Words: TypeAlias = npt.NDArray[Any]  # little-endian uint32 or uint64
 Floats: TypeAlias = npt.NDArray[Any]  # float32 or float64

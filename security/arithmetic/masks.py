@@ -34,8 +34,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 
-from ...errors import LocalError
-from ..faults import check_local
+from ...errors import LocalError, check_local
 from .fixedpoint import WORD, Words
 
 AES_256_GCM: Literal[2] = 2  # field ``prg`` of a specification; 1 was AES-256-CTR

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from ..faults import check_local
+from ...errors import check_local
 from ..identity.domains import SECAGG_SHARE, framed
 from .polynomials import lagrange, value
 

@@ -25,8 +25,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import LocalError
-from ..faults import COORDINATOR, Code, check, check_local, passed_on
+from ...errors import LocalError, check_local
+from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity import roster as rosters
 from ..identity.domains import (
     GROUP_ALL,

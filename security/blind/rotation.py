@@ -29,11 +29,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ...algorithms.exchange.parts import DISCLOSED, Kind
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict
 from ..arithmetic.fixedpoint import Reals, Words
 from ..arithmetic.masks import PIECE, Keystream
-from ..faults import COORDINATOR, Code, check, check_local
+from ..faults import COORDINATOR, Code, check
 from ..identity.domains import GRAM_ROTATION, GRAM_USE, GRAM_VECTORS, framed
 from ..identity.pairwise_keys import derive
 

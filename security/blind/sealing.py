@@ -30,8 +30,8 @@ from types import MappingProxyType
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from ...errors import ProofError, RefusedError
-from ..faults import COORDINATOR, Code, check, check_local
+from ...errors import ProofError, RefusedError, check_local
+from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SEALED_SECRET, framed
 from ..identity.pairwise_keys import (
     KEY_BYTES,

@@ -31,8 +31,7 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ...errors import ExhaustedError, LocalError
-from ..faults import check_local
+from ...errors import ExhaustedError, LocalError, check_local
 from ..log.append_log import AppendLog
 from ..log.chain import VerifiedLine
 from ..log.head import HeldHead, Signer, stored

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..faults import check_local
+from ...errors import check_local
 
 Integers = npt.NDArray[np.int64]
 BitSource = Callable[[int], npt.NDArray[Any]]  # so many words of 64 random bits

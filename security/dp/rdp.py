@@ -32,8 +32,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ...errors import check_local
 from ..arithmetic.fixedpoint import Reals
-from ..faults import check_local
 
 ORDERS = (
     *(1 + step / 10 for step in range(1, 100)),

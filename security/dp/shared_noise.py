@@ -54,7 +54,7 @@ reflected as well, and for q = 1 they cost α |v|² / 2s². So 1 to 3 hold for b
 
 import math
 
-from ..faults import check_local
+from ...errors import check_local
 
 _SLACK = 1e-9  # relative; float64 loses less
 _LEAST = 1e-300  # absolute, for what float64 cannot hold

@@ -19,9 +19,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
-from ...errors import LocalError, PeerError
+from ...errors import LocalError, PeerError, check_local
 from ...files.documents import Strict, canonical_json, parse_canonical, validate
-from ..faults import check_local
 from .domains import INVITATION
 from .keys import Hex32, Hex64, Id, Keys, Role, RosterEntry
 from .roster import Pins, Roster

@@ -22,7 +22,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ...errors import LocalError, PeerError
+from ...errors import LocalError, PeerError, check_local
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -31,7 +31,6 @@ from ...files.documents import (
     validate,
     write_atomic,
 )
-from ..faults import check_local
 from .domains import MEMBERS, ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
 from .selection import among, without

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import LocalError, PeerError
+from ...errors import LocalError, PeerError, check_local
 from ...files.documents import Strict, canonical_json, read_bytes, validate
-from ..faults import check_local
 from . import roster as rosters
 from .keys import Hex32, Hex64, Id, Keys, Role
 

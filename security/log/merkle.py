@@ -19,8 +19,7 @@ reason.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...errors import LocalError, ProofError
-from ..faults import check_local
+from ...errors import LocalError, ProofError, check_local
 from ..identity.domains import LEAF, NODE
 from .note import require
 

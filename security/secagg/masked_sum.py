@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import RefusedError
+from ...errors import RefusedError, check_local
 from ..arithmetic.fixedpoint import (
     BLOCK,
     COORDINATOR_READS,
@@ -42,7 +42,7 @@ from ..arithmetic.fixedpoint import (
     weight_exponent,
 )
 from ..arithmetic.masks import Mask, Term, add_whole, negated
-from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check, check_local
+from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 from ..identity.domains import SECAGG_CANARY, framed
 from .linear_tags import Tagger
 from .spec import RoundSpec

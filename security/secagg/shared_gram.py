@@ -37,6 +37,7 @@ import numpy as np
 from pydantic import Field
 
 from ...algorithms.exchange.parts import Part
+from ...errors import check_local
 from ...files.documents import Strict
 from ..arithmetic.error_correction import wrong_points
 from ..arithmetic.field import (
@@ -54,7 +55,6 @@ from ..arithmetic.field import (
 from ..arithmetic.field import to_signed as signed
 from ..arithmetic.fixedpoint import Reals, Words
 from ..arithmetic.masks import Keystream
-from ..faults import check_local
 
 NORM_BITS = 29  # of the length of a quantised vector
 WIDEST = 1 << 16  # numbers of one vector

@@ -13,7 +13,7 @@ from ...algorithms.data.options import DataTable
 from ...algorithms.partition.options import ByColumn, Partition, alike, deal
 from ...algorithms.partition.other_files import read_partition
 from ...algorithms.partition.split import Sides, apart, merged
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from .options import Apart, Merged, PartitionFromFile, Split
 
 Indices = NDArray[np.int64]
@@ -93,10 +93,10 @@ def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
     """
     if count is None:
         return sides
-    if count > len(sides):
-        raise LocalError(
-            f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out"
-        )
+    check_local(
+        count <= len(sides),
+        f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out",
+    )
 
     # a partition may be sorted, by size or by class: the first ones would be of one kind
     clients = list(sides.items())

@@ -75,7 +75,7 @@ from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Seed, 
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
 from ...algorithms.partition import options
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict, read_bytes, validate
 from ...files.program_code import find_in, names_program
 from ...files.toml_document import parse_document
@@ -237,11 +237,11 @@ def _check_not_swept(file: ExperimentFile, settings: Sequence[str]) -> None:
         return
     for setting in settings:
         key = setting.partition("=")[0].strip()
-        if key in file.sweep.settings:
-            raise LocalError(
-                f"--set {setting}: [sweep] has values for {key!r}; choose a variant by --method, or"
-                " change [sweep]"
-            )
+        check_local(
+            key not in file.sweep.settings,
+            f"--set {setting}: [sweep] has values for {key!r}; choose a variant by --method, or"
+            " change [sweep]",
+        )
 
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment:

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 
 # As in a roster.
 LONGEST = 64
@@ -26,11 +26,11 @@ def silo_names(clients: Sequence[str], chosen: Sequence[str] | None = None) -> t
     """
     if chosen is None:
         return _derived(clients)
-    if len(chosen) != len(clients):
-        raise LocalError(
-            f"silos names {len(chosen)}, the partition has {len(clients)} clients; name each, or"
-            " leave it out"
-        )
+    check_local(
+        len(chosen) == len(clients),
+        f"silos names {len(chosen)}, the partition has {len(clients)} clients; name each, or"
+        " leave it out",
+    )
     return tuple(chosen)
 
 

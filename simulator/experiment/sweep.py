@@ -37,7 +37,7 @@ from ...algorithms.job.job import JobSettings, Seed
 from ...algorithms.job.training_table import TrainingTable
 from ...algorithms.models.build import ModelOptions
 from ...algorithms.numerics.streams import stream, uniform
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Strict
 from .chosen_method import LONGEST_LABEL, ChosenMethod
 from .hints import hint
@@ -270,16 +270,16 @@ def _check_key(key: str, known: set[str], tables: Sequence[str], origin: str) ->
     if key in known:
         return
     table = key.partition(".")[0]
-    if table in {"seed", "seeds"}:
-        raise LocalError(
-            f"{origin}: {key!r} is no setting of a method: all variants run with each seed of the"
-            " file; list them there, as seeds = [1, 2]"
-        )
-    if table in {*tables, *JobSettings.model_fields} - TABLES:
-        raise LocalError(
-            f"{origin}: {key!r} is the same for all runs of a folder; run the file once per value,"
-            f" each with --set {key}=… and an --out of its own"
-        )
+    check_local(
+        table not in {"seed", "seeds"},
+        f"{origin}: {key!r} is no setting of a method: all variants run with each seed of the"
+        " file; list them there, as seeds = [1, 2]",
+    )
+    check_local(
+        table not in {*tables, *JobSettings.model_fields} - TABLES,
+        f"{origin}: {key!r} is the same for all runs of a folder; run the file once per value,"
+        f" each with --set {key}=… and an --out of its own",
+    )
     nearest = hint(key, sorted(known))
     raise LocalError(f"{origin}: no method has a setting {key!r}; {nearest}")
 
@@ -320,11 +320,11 @@ def _label(
             name = key
         label += f"+{name}={_text(value)}"
     # A method's own label was checked with the file.
-    if len(label) > max(LONGEST_LABEL, len(title)):
-        raise LocalError(
-            f"{origin}: the label {label!r} is longer than {LONGEST_LABEL} characters; give the"
-            " method a shorter label, or sweep fewer settings at once"
-        )
+    check_local(
+        len(label) <= max(LONGEST_LABEL, len(title)),
+        f"{origin}: the label {label!r} is longer than {LONGEST_LABEL} characters; give the"
+        " method a shorter label, or sweep fewer settings at once",
+    )
     return label
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ...algorithms.job.job import Job
 from ...algorithms.partition.file import PartitionFile
 from ...algorithms.tasks.counting import ScoreForm
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ..experiment.plan import Population
 from ..run.history import Measure, Measured
 from ..run.manifest import SiloRecords
@@ -85,16 +85,16 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
 
     # scores on different records cannot be compared, and a table would not show the difference
     for run in everyone:
-        if run.identity.population != digest:
-            raise LocalError(
-                f"{run.folder}: its silos hold other records than those of {first.folder}, so"
-                " the two cannot be compared; let each partition have an --out of its own"
-            )
-        if run.identity.attendance != first.identity.attendance:
-            raise LocalError(
-                f"{run.folder}: has another [attendance] than {first.folder}, so the two cannot be"
-                " compared; let each have an --out of its own"
-            )
+        check_local(
+            run.identity.population == digest,
+            f"{run.folder}: its silos hold other records than those of {first.folder}, so"
+            " the two cannot be compared; let each partition have an --out of its own",
+        )
+        check_local(
+            run.identity.attendance == first.identity.attendance,
+            f"{run.folder}: has another [attendance] than {first.folder}, so the two cannot be"
+            " compared; let each have an --out of its own",
+        )
     for label, runs in groups.items():
         _check_one_job(label, runs)
 

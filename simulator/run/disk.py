@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import LocalError, UnwritableError, reason
+from ...errors import LocalError, UnwritableError, check_local, reason
 from ...files.documents import Strict, parse_canonical, read_bytes, sync_directory, unwritable
 from ...files.portable import BINARY
 
@@ -129,9 +129,9 @@ def kept_bytes(path: Path, kept: Prefix) -> bytes:
         # Bytes after it are in no snapshot, and may end in half a line.
         data = read_kept(path)[: kept.bytes]
     found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    if kept != found:
-        raise LocalError(
-            f"{path}: its first {kept.bytes} bytes are not those that its snapshot was written"
-            f" with; {BEGIN_ANEW}"
-        )
+    check_local(
+        kept == found,
+        f"{path}: its first {kept.bytes} bytes are not those that its snapshot was written"
+        f" with; {BEGIN_ANEW}",
+    )
     return data

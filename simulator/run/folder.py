@@ -26,7 +26,7 @@ from ...algorithms.course import SiloState
 from ...algorithms.engines.simulation import Snapshot
 from ...algorithms.exchange.delivery import CoordinatorState
 from ...algorithms.training.silo_round import Seen
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import write_atomic
 from ...security.log.lock import locked
 from ..engines.device import Device
@@ -237,11 +237,11 @@ def _digest(one: RunManifest) -> str:
 
 def _check_made_alike(path: Path, there: RunManifest, here: RunManifest) -> None:
     # another device or release may round differently, and the results would not be the same bytes
-    if there.made_with != here.made_with:
-        raise LocalError(
-            f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
-            " round differently; resume it as it was begun, choose another --out, or remove it"
-        )
+    check_local(
+        there.made_with == here.made_with,
+        f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
+        " round differently; resume it as it was begun, choose another --out, or remove it",
+    )
 
 
 def _check_empty(path: Path) -> None:

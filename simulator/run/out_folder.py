@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...security.log.lock import held
 from ..experiment.plan import Population, Run, Schedule
 from . import manifest
@@ -56,13 +56,13 @@ def _check_experiment(path: Path, there: RunManifest, run: Run, population: Popu
             f"{path}: is of experiment {there.job['name']!r}, this is {name!r};"
             " choose another --out"
         )
-    if there.population != population.digest:
-        raise LocalError(
-            f"{path}: holds a run on other records, or with another partition or split; choose"
-            " another --out, or remove it"
-        )
+    check_local(
+        there.population == population.digest,
+        f"{path}: holds a run on other records, or with another partition or split; choose"
+        " another --out, or remove it",
+    )
     # Other labels: of its own label it is a changed setting.
-    if there.who != run.attendance:
-        raise LocalError(
-            f"{path}: holds a run with another [attendance]; choose another --out, or remove it"
-        )
+    check_local(
+        there.who == run.attendance,
+        f"{path}: holds a run with another [attendance]; choose another --out, or remove it",
+    )

@@ -35,7 +35,7 @@ from ...algorithms.engines.simulation import IN_MEMORY, Snapshot
 from ...algorithms.engines.states import Held
 from ...algorithms.exchange.parts import Tensors
 from ...algorithms.leaks.taint import taints_from_text, taints_to_text
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -146,10 +146,10 @@ class Snapshots:
         if self._index is not None:
             self._earlier = self._index.milliseconds
             # a person may have copied one file of another folder and not the other
-            if self._index.run != run:
-                raise LocalError(
-                    f"{self._path}: is of another run than run.json next to it; {BEGIN_ANEW}"
-                )
+            check_local(
+                self._index.run == run,
+                f"{self._path}: is of another run than run.json next to it; {BEGIN_ANEW}",
+            )
         self._placed: dict[Key, _Placed] = {}
         self._written: dict[str, _Written] = {}
         with writing(self._folder, "cannot make it"):
@@ -330,18 +330,20 @@ def read_index(folder: Path) -> Index | None:
     if not path.exists():
         return None
     sealed = parse_kept(path, _Sealed)
-    if hashlib.sha256(canonical_json(sealed.index.model_dump())).hexdigest() != sealed.sha256:
-        raise LocalError(f"{path}: is not as it was written; {BEGIN_ANEW}")
+    check_local(
+        hashlib.sha256(canonical_json(sealed.index.model_dump())).hexdigest() == sealed.sha256,
+        f"{path}: is not as it was written; {BEGIN_ANEW}",
+    )
     return sealed.index
 
 
 def _intact(path: Path, file: File) -> bytes:
     data = read_kept(path)
     size, digest = len(data), hashlib.sha256(data).hexdigest()
-    if (size, digest) != (file.bytes, file.sha256):
-        raise LocalError(
-            f"{path}: is not as it was written ({size} of {file.bytes} bytes); {BEGIN_ANEW}"
-        )
+    check_local(
+        (size, digest) == (file.bytes, file.sha256),
+        f"{path}: is not as it was written ({size} of {file.bytes} bytes); {BEGIN_ANEW}",
+    )
     return data
 
 

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ....errors import LocalError
+from ....errors import LocalError, check_local
 from ....files import packages
 from ....files.documents import canonical_json
 from ....files.packages import others_code
@@ -119,10 +119,10 @@ def _check_a_few(read: Reader, count: int, where: str) -> None:
     """LocalError unless some records are the same each time, and those that ``targets`` says."""
     for place in sorted({0, count // 2, count - 1}):
         one, other = read(place)[0], read(place)[0]
-        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
-            raise LocalError(
-                f"{where}: record {place} is another each time it is read; leave random changes out"
-            )
+        check_local(
+            torch.equal(one.nan_to_num(), other.nan_to_num()),
+            f"{where}: record {place} is another each time it is read; leave random changes out",
+        )
 
 
 def _reopened(table: Installed, like: Example) -> Reader:
@@ -219,11 +219,11 @@ def _check_alike(like: Example, record: Example, where: str, number: int) -> Non
             f" {shown(like.inputs)}; give records that are alike"
         )
     for what, one, other in zip(("x", "y"), like[:2], record[:2], strict=True):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            raise LocalError(
-                f"{where}: {what} of record {number} is {other.dtype} {list(other.shape)}, that of"
-                f" the first {one.dtype} {list(one.shape)}; give records that are alike"
-            )
+        check_local(
+            (one.shape, one.dtype) == (other.shape, other.dtype),
+            f"{where}: {what} of record {number} is {other.dtype} {list(other.shape)}, that of"
+            f" the first {one.dtype} {list(one.shape)}; give records that are alike",
+        )
 
 
 def _texts(dataset: Any, name: str, where: str) -> tuple[str, ...] | None:

@@ -33,7 +33,7 @@ def test_a_silo_whose_new_place_is_taken_at_the_last_instant_stays(tmp_path):
     config.write_text("version = 1\n")
     made.mkdir()
     (out / "other").mkdir(parents=True)
-    with pytest.raises(LocalError, match="out: cannot make it: .*; the silo is still here"):
+    with pytest.raises(LocalError, match=r"out: cannot make it: .*; the silo is still here"):
         _hand_over(config, made, out)
     assert config.read_text() == "version = 1\n"
     assert not (tmp_path / EXPORTED).exists()

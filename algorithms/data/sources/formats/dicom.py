@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .....errors import LocalError
+from .....errors import LocalError, check_local
 from .....files.file_bounds import check_fits, check_regular
 from .scans import IMAGING, Scan, check_sound, reading, turned
 
@@ -146,8 +146,10 @@ def _opened(path: Path, names: Sequence[str]) -> Any:
         check_regular(path)
         # Its text has an advice for developers.
         with suppress(pydicom.errors.InvalidDicomError):
-            if pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") == DEFLATED:
-                raise LocalError(f"{path}: is deflated; store it without, such as by dcmconv")
+            check_local(
+                pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") != DEFLATED,
+                f"{path}: is deflated; store it without, such as by dcmconv",
+            )
             header = "PixelData" not in names
             return pydicom.dcmread(path, stop_before_pixels=header, specific_tags=list(names))
     raise LocalError(f"{path}: is no DICOM file; move it away")
@@ -174,8 +176,10 @@ def _frame(path: Path, header: Any) -> NDArray[np.float32]:
     with reading(path, "DICOM"):
         whole = _opened(path, PIXELS)
         kind = whole.PhotometricInterpretation
-        if whole.HighBit != whole.BitsStored - 1:
-            raise LocalError(f"{path}: has values at other bits than the lowest; convert it")
+        check_local(
+            whole.HighBit == whole.BitsStored - 1,
+            f"{path}: has values at other bits than the lowest; convert it",
+        )
         if channels == 1 and not kind.startswith("MONOCHROME"):
             raise LocalError(f"{path}: is neither grey nor RGB; store it as MONOCHROME2 or RGB")
         stored = _decoded(path, whole, of)

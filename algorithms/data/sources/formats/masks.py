@@ -28,7 +28,7 @@ from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 from pydantic import Field
 
-from .....errors import LocalError
+from .....errors import LocalError, check_local
 from .....files.file_bounds import check_fits
 from ....models.class_names import names_fault
 from ....models.registry import Shape
@@ -167,8 +167,7 @@ class Masks(ImageFolder):
         root, found = self.folder / part, dict[Path, Path]()
         for path in image_files(root, volumes):
             first = found.setdefault(stem(path.relative_to(root)), path)
-            if first != path:
-                raise LocalError(f"{path}: {first.name} has the same name; keep one of them")
+            check_local(first == path, f"{path}: {first.name} has the same name; keep one of them")
         return found
 
     def _mask(self, path: Path, of: Path, shape: Shape) -> NDArray[np.uint8]:
@@ -209,10 +208,10 @@ class Masks(ImageFolder):
     def _numbered(self, path: Path, values: NDArray[np.float32], fix: str) -> NDArray[np.float32]:
         """The classes of a mask's values; LocalError with ``fix`` for one that is none."""
         numbers = values.clip(0, MOST_CLASS).astype(np.uint8)
-        if not np.array_equal(numbers, values):
-            raise LocalError(
-                f"{path}: holds more than the whole numbers 0 to {MOST_CLASS}; correct it"
-            )
+        check_local(
+            np.array_equal(numbers, values),
+            f"{path}: holds more than the whole numbers 0 to {MOST_CLASS}; correct it",
+        )
         if self.values is None:
             return values
         table = np.full(MOST_CLASS + 1, NO_CLASS, np.int64)
@@ -265,12 +264,14 @@ def _check_lies_there(path: Path, mask: Scan, image: Scan) -> None:
 
 def _check_mask(path: Path, mask: Image.Image) -> None:
     """LocalError for a mask whose pixels are not the numbers that were stored."""
-    if mask.format != "PNG":
-        raise LocalError(f"{path}: is a {mask.format}, and masks are PNG; convert it without loss")
-    if mask.mode not in MODES:
-        raise LocalError(
-            f"{path}: mode {mask.mode}; store one number per pixel, grey or of a palette"
-        )
+    check_local(
+        mask.format == "PNG",
+        f"{path}: is a {mask.format}, and masks are PNG; convert it without loss",
+    )
+    check_local(
+        mask.mode in MODES,
+        f"{path}: mode {mask.mode}; store one number per pixel, grey or of a palette",
+    )
     # Pillow spreads grey of two and four bits over 0 … 255.
     tiles = getattr(mask, "tile", ())  # of files alone
     if mask.mode == "L" and any(tile[3] != "L" for tile in tiles):

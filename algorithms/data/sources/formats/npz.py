@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from .....errors import LocalError
+from .....errors import check_local
 from ....models.registry import Shape
 from ...dataset import Dataset, load_npz, unlabelled
 from ...new_records import NewRecords
@@ -24,11 +24,11 @@ class Npz(DataTable):
     def new_records(self, data: Path, shape: Shape, rows: int) -> Iterator[NewRecords]:
         """Records of the array ``x``, or of arrays ``x.NAME``; a name is an id, or a number."""
         found = unlabelled(data)
-        if tuple(found.x.shape[1:]) != shape:
-            raise LocalError(
-                f"{data}: x is {list(found.x.shape)}, and the model takes [N,"
-                f" {', '.join(map(str, shape))}]; store it so"
-            )
+        check_local(
+            tuple(found.x.shape[1:]) == shape,
+            f"{data}: x is {list(found.x.shape)}, and the model takes [N,"
+            f" {', '.join(map(str, shape))}]; store it so",
+        )
         for start in range(0, len(found.x), rows):
             piece = slice(start, start + rows)
             yield NewRecords(found.names[piece], found.x[piece], found.inputs)

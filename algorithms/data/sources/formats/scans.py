@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .....errors import LocalError, StaddleError, reason
+from .....errors import LocalError, StaddleError, check_local, reason
 from .....files.file_bounds import check_fits
 from ....models.registry import Shape
 
@@ -214,6 +214,8 @@ def check_sound(path: Path, scan: Scan) -> Scan:
     spacing = np.array(scan.spacing or (1.0, 1.0, 1.0))
     if spacing.shape != (3,) or not (np.isfinite(spacing) & (spacing > 0)).all():
         raise LocalError(f"{path}: its spacing is not positive numbers; correct its header")
-    if not np.isfinite(scan.values).all():
-        raise LocalError(f"{path}: holds NaN or a value beyond float32; clean it first")
+    check_local(
+        bool(np.isfinite(scan.values).all()),
+        f"{path}: holds NaN or a value beyond float32; clean it first",
+    )
     return scan

@@ -188,10 +188,7 @@ class Table(Labelled):
         )
 
     def gaps(self) -> dict[str, int]:
-        """How many values are missing, by column, for which this table has nothing to stand in.
-
-        The column with most of them comes first.
-        """
+        """Counted over all records."""
         own = tuple(filterfalse(self.missing.__contains__, self.features))
         found = Counter(
             name
@@ -202,7 +199,7 @@ class Table(Labelled):
         return dict(found.most_common())
 
     def filled(self) -> Self:
-        """The table as if a job said what a missing value counts as, to look at all others."""
+        """With the first category, or 0."""
         stand_ins = {name: self.categories.get(name, (0.0,))[0] for name in self.features}
         return self.model_copy(update={"missing": {**stand_ins, **self.missing}})
 

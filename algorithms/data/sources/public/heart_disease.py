@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .....errors import LocalError
+from .....errors import LocalError, check_local
 from ...dataset import Dataset
 from ..formats.csv_file import Csv
 
@@ -61,8 +61,9 @@ def read_heart(folder: Path, hospitals: Sequence[str]) -> Dataset:
 
 def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
     file = folder / f"processed.{hospital}.data"
-    if not file.is_file():
-        raise LocalError(f"{file}: no such file; put {file.name} of UCI's heart+disease.zip there")
+    check_local(
+        file.is_file(), f"{file}: no such file; put {file.name} of UCI's heart+disease.zip there"
+    )
     # Age and sex may not be missing, so no value stands in for them.
     centres = {name: centre for name, (centre, _) in NUMBERS.items() if name not in ("age", "sex")}
     raw = Csv(
@@ -74,11 +75,10 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
         missing={**centres, **MISSING_CODES},
         missing_marks=dict.fromkeys(FEATURES, ("?",)),
     ).read()
-    if not torch.isin(raw.y, torch.arange(DEGREES + 1)).all():
-        raise LocalError(
-            f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file"
-            " again"
-        )
+    check_local(
+        bool(torch.isin(raw.y, torch.arange(DEGREES + 1)).all()),
+        f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file again",
+    )
     columns = [_column(file, name, raw.held[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
     # Degrees 1 to 4 are all class 1.
     return torch.cat(columns, dim=1), (raw.y > 0).to(torch.int64)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from .....errors import LocalError
+from .....errors import LocalError, check_local
 from .....files.file_bounds import check_fits, open_regular
 from ....models.registry import Shape
 from ...dataset import Dataset
@@ -64,11 +64,11 @@ class TinyImageNet(ImageFiles, Shared):
             found += _val(self)
         paths, labels = [], []
         for path, name in found:
-            if name not in number_of:
-                raise LocalError(
-                    f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive"
-                    " again"
-                )
+            check_local(
+                name in number_of,
+                f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive"
+                " again",
+            )
             paths.append(path)
             labels.append(number_of[name])
 
