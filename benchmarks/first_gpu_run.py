@@ -542,7 +542,7 @@ PARTS: dict[str, Part] = {
     **{f"memory-{name}": lambda options, name=name: memory(options, name) for name in LARGER},
 }
 AT_ONCE = ("tests", *(f"smoke-{precision}" for precision in PRECISIONS))
-SLOW = ("resnet18", "compiled-convnet-4x128")  # how parts end that take minutes on a CPU
+SLOW = ("resnet18", "convnet-4x128")  # parts of these networks take minutes on a CPU
 ON_A_GPU = ("smoke-tf32", "smoke-bf16")
 
 

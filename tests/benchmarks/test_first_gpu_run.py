@@ -95,3 +95,17 @@ def test_a_step_that_is_compiled_computes_the_same(program, monkeypatch):
     assert row["apart"] == 0
     assert "fault" not in row
     assert row["compiled, ms"] > 0
+
+
+def test_the_small_form_begins_all_parts_but_those_of_a_gpu_and_of_large_networks(
+    program, run, monkeypatch
+):
+    begun = []
+    monkeypatch.setattr(
+        program, "begin", lambda _, part: begun.append(part) or subprocess.Popen(["true"])
+    )
+    run()
+    left = set(program.PARTS) - set(begun)
+    assert len(begun) == len(set(begun))
+    assert left >= {"smoke-tf32", "smoke-bf16", "engines-resnet18", "compiled-convnet-4x128"}
+    assert all(part in program.ON_A_GPU or part.endswith(program.SLOW) for part in left)
