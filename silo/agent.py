@@ -947,6 +947,8 @@ class Agent:
         """Take the last results; confirm in any case, so that nobody waits for us."""
         await self._make_room()
         await self._blind.leave(finished.job)
+        # Nothing of it is signed from here on, and what was signed is in the ledger.
+        self._gate.signed_sets.forget(finished.job)
         folder, code = self._folder(finished.job), "UNSPECIFIED"
         # asked again: its keys are gone, and what we can take we have
         ended = self._group_keys.ended(finished.job)

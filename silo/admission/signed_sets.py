@@ -72,6 +72,14 @@ class SignedSets:
             self._passed[job.digest] = self._record(job, silos, proven)
         return why
 
+    def forget(self, job: str) -> None:
+        """Let sets that passed count no more, unless they were signed: this job has ended.
+
+        By its name, under which its rounds were left: the coordinator could say any digest.
+        """
+        others = filterfalse(lambda own: own.job == job, self._passed.values())
+        self._passed = {own.job_digest: own for own in others}
+
     def _signed_next_to(self, job: Job) -> tuple[SumSigned, ...]:
         passed = (own for digest, own in self._passed.items() if digest != job.digest)
         return (*self._ledger.signed, *passed)

@@ -270,7 +270,7 @@ class Gate:
         # (6) Durable before the first byte: a process that dies on the way counts it as left.
         async with self.door:
             # The coordinator may hold the head of one whose receipt was lost.
-            if self._outcomes.broken(but=declared.digest):
+            if self.unsettled:
                 raise UnreachableError(self.session.coordinator.id, "has an upload to settle first")
             intent = await asyncio.to_thread(
                 self._intend, declared, round_, outgoing, offset, applied, cohort
@@ -459,7 +459,7 @@ class Gate:
     @property
     def unsettled(self) -> bool:
         """Whether an upload of this process broke, and nobody has asked since what became of it."""
-        return self._outcomes.broken(but="")
+        return self._outcomes.broken
 
     def left(self, job: Job, round_: int) -> bool:
         """Whether something of a round left, or may have: also before a restart."""

@@ -138,10 +138,10 @@ class Outcomes:
         )
         await asyncio.to_thread(self._ledger.append, record)
 
-    def broken(self, but: str) -> bool:
-        """True while an upload of this process waits to be settled, of a job but this (digest)."""
-        waiting = (each for each in self._ledger.unsettled if each.seq in self._handed)
-        return any(each.intent.job_digest != but for each in waiting)
+    @property
+    def broken(self) -> bool:
+        """True while an upload of this process waits to be settled."""
+        return not self._handed.keys().isdisjoint(each.seq for each in self._ledger.unsettled)
 
     def broke(self, intent: int, size: int) -> None:
         """Note that the connection broke, so that OUTCOME has to wait.

@@ -288,4 +288,10 @@ def test_a_set_that_passed_counts_for_other_jobs_before_it_is_signed(world, sign
             assert "silo-f alone has" in sets.objection(other, other.silos)
             assert "silo-f alone has" in sets.objection_to(other)
         assert sets.objection(one, one.silos) == ""  # its own do not count against it
+        # A job that ends without a signature leaves nothing behind, and no other one goes with it.
+        sets.forget("another")
+        assert "silo-f alone has" in sets.objection(other, other.silos)
+        sets.forget(one.name)
+        assert sets.objection(other, other.silos) == sets.objection_to(other) == ""
+        assert "silo-f alone has" in sets.objection(one, one.silos)
     assert world.ledger.signed == ()

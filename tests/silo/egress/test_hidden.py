@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -238,6 +239,7 @@ def test_4_each_part_that_is_hidden_has_so_many_attempts_of_its_own(keyed, tmp_p
     once = {old: f"{old}\nmax_attempts_per_round = 1"}
     world = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace=once))
     broken(world, world.upload_padded, 1)
+    world.run(world.gate.settle)
     world.upload_rotated()
     with pytest.raises(DeniedError, match="1 uploads of this round were begun"):
         world.upload_padded(padding=world.padding(number=1))
@@ -313,10 +315,20 @@ def test_another_version_does_not_go_on_where_the_first_broke(world, small_piece
 
 def test_parts_of_a_round_break_and_settle_each_by_itself(world, small_pieces):
     given = world.gives()
-    broken(world, lambda: world.upload_padded(given), 3)
-    broken(world, lambda: world.upload_rotated(given), 1)
-    assert len({each.ctx for each in world.run(world.gate.settle)}) == 2
-    assert [message.part for message in world.client.messages[-2:]] == ["extractor", "rows"]
+    uploads, settled = (world.upload_padded, world.upload_rotated), []
+    for upload, frames in zip(uploads, (3, 1), strict=True):
+        broken(world, partial(upload, given), frames)
+        before = world.client.uploads
+        for other in uploads:
+            with pytest.raises(UnreachableError, match="has an upload to settle first"):
+                other(given)
+        assert world.client.uploads == before, "of this job neither"
+        settled += world.run(world.gate.settle)
+    assert len({each.ctx for each in settled}) == len(settled) == 2
+    asked = [
+        each.part for each in world.client.messages if isinstance(each, federation.StandingRequest)
+    ]
+    assert asked == ["extractor", "rows"]
 
 
 # Rotated.
