@@ -228,15 +228,14 @@ class JobFolder:
         if counted > self._confirmed():
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
         # The outbox first: a round is over once its state exists, and must have its outbox by then.
-        write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
+        written = replace(given, start=counted, job=self._digest())
+        write_atomic(outbox, contributions.to_bytes(written))
         write_atomic(kept, state_to_bytes(state))
 
         # The state that the round began from stays: if the round does not count, the next begins
         # from it again.
-        written = chain(
-            self.path.glob("outbox-*.safetensors"), self.path.glob("state-*.safetensors")
-        )
-        for path in written:
+        old = chain(self.path.glob("outbox-*.safetensors"), self.path.glob("state-*.safetensors"))
+        for path in old:
             if path not in (outbox, kept, self._state(counted)):
                 remove(path)
 
@@ -288,13 +287,18 @@ class JobFolder:
     def outbox(self, round_: int) -> Contributions | None:
         """A round's contributions, if it is the one that was trained last.
 
-        LocalError if the disk changed the file.
+        LocalError if the disk changed the file, or it is of another job of this name.
         """
         path = self._outbox(round_ + 1)
         # An outbox without its state was left by a crash: that round is trained again.
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
-        return contributions.read(path)
+        found = contributions.read(path)
+        # A job that an operator signed under the same name may have other rules for who reads it.
+        whose = f"{path}: is of another job of this name; it does not leave in this one"
+        # Earlier releases did not write it.
+        check_local(found.job in ("", self._digest()), whose)
+        return found
 
     def forget(self, round_: int) -> None:
         """Let the round be trained again from the state before it; nothing of it has left."""

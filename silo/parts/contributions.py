@@ -22,7 +22,7 @@ from ...security.policy.release import MASKED, Release
 
 T = TypeVar("T")
 
-START = "staddle.start"  # in the metadata of an outbox
+START, JOB = "staddle.start", "staddle.job"  # in the metadata of an outbox
 UNSAID = -1
 
 
@@ -31,12 +31,13 @@ class Contributions:
     """Tensors by part and name, the weights of sums among them, and their taints.
 
     ``start`` is the number of rounds behind the state from which they were trained; UNSAID where no
-    outbox says it.
+    outbox says it. ``job`` is the digest of the job that an outbox is of, empty where none says it.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     taints: Mapping[str, Mapping[str, Taint]] = field(default_factory=dict)
     start: int = UNSAID
+    job: str = ""
 
     def taint(self, part: str, name: str) -> Taint:
         """The taint of a tensor; exact unless something else was said of it, or its source."""
@@ -67,9 +68,9 @@ def _taint(release: Release, contributions: Contributions) -> Taint:
 def to_bytes(contributions: Contributions) -> bytes:
     """The outbox file of these contributions.
 
-    The file's metadata has the start, and taints if there are any.
+    The file's metadata has the start, the job, and taints if there are any.
     """
-    metadata = {START: str(contributions.start)}
+    metadata = {START: str(contributions.start), JOB: contributions.job}
     # Only private jobs have taints.
     taints = flattened(contributions.taints)
     if taints:
@@ -100,7 +101,7 @@ def _of_file(
         raise LocalError(
             f"{origin}: cannot read it: {error}; restore the silo's folder from a backup"
         ) from error
-    return Contributions(by_part(tensors), by_part(taints), start)
+    return Contributions(by_part(tensors), by_part(taints), start, metadata.get(JOB, ""))
 
 
 def flattened(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -12,6 +12,7 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
+from staddle.files import tensor_file
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import JobAccept, JobDecline
@@ -98,6 +99,21 @@ def test_a_namesake_of_a_job_that_never_began_takes_its_place(folder):
     assert (folder.signed(), folder.failed) == (other, False)
     folder.check_on("scans")
     folder.check_new(one, nothing_left)
+
+
+def test_what_a_job_trained_is_no_upload_of_a_namesake(folder):
+    """However the other came to its place: its parts may leave in the clear."""
+    folder.accept(signed_as("one"), "data")
+    train(folder, 0)
+    same(folder.outbox(0).tensors, payload())
+    folder.accept(signed_as("other"), "data")
+    with pytest.raises(LocalError, match=r"outbox-1.*: is of another job of this name"):
+        folder.outbox(0)
+    # That of an earlier release does not say whose it is.
+    path = folder.path / "outbox-1.safetensors"
+    tensors, metadata = tensor_file.read(path)
+    path.write_bytes(tensor_file.to_bytes(tensors, {"staddle.start": metadata["staddle.start"]}))
+    same(folder.outbox(0).tensors, payload())
 
 
 def test_no_namesake_of_a_job_of_which_anything_left(folder):

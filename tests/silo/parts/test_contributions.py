@@ -86,7 +86,7 @@ def test_the_file_keeps_tensors_and_taints(tmp_path):
 def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
     flat = {f"{part}/{name}": value for part, own in TENSORS.items() for name, value in own.items()}
     assert bundles.to_bytes(Contributions(TENSORS, start=3)) == tensor_file.to_bytes(
-        flat, {bundles.START: "3"}
+        flat, {bundles.START: "3", bundles.JOB: ""}
     )
     assert kept(tmp_path / "outbox", Contributions(TENSORS, start=3)).start == 3
     (tmp_path / "older").write_bytes(tensor_file.to_bytes(flat))
