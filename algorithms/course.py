@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal, TypeAlias
 
 from torch import Tensor
@@ -30,6 +31,28 @@ Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]
 
 # (parameters by part, context) → scalar
 Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]
+
+
+LastBatch: TypeAlias = Literal["fill", "keep", "drop"]
+
+
+def records_taken(records: int, batch_size: int, last: LastBatch | None, wrap: bool = False) -> int:
+    """Records of one epoch's batches; one that is taken twice counts twice.
+
+    ``last`` says what becomes of the records that are left over for the last batch. It is filled up
+    to be as long as the others, kept short, or dropped unless it is the only one. None fills it up
+    with ``wrap``, and keeps it otherwise.
+    """
+    whole, left = records - records % batch_size, records % batch_size
+    # One record has no variance, at which batch norm fails; the code of FL-bench drops it too.
+    alone = left == 1 and whole > 0
+    taken = {
+        "fill": ceil(records / batch_size) * batch_size,
+        "keep": records - alone,
+        "drop": whole or records,
+        None: records,
+    }
+    return taken["fill" if wrap and last is None else last]
 
 
 @dataclass(frozen=True)
@@ -153,7 +176,8 @@ class Stage:
     the stage does not move: its one step gives their sums (job/shared_steps.py).
 
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
-    all. The job also sets ``augment``, which changes each batch's records at random.
+    all. The job also sets ``augment``, which changes each batch's records at random, and ``last``,
+    what becomes of an epoch's last batch (``records_taken``).
     """
 
     trains: tuple[str, ...]
@@ -169,6 +193,7 @@ class Stage:
     summed: frozenset[str] = frozenset()
     rows: int | None = None
     augment: Augment | None = None
+    last: LastBatch | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pydantic
@@ -37,6 +37,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 COPIES = 2  # of the records in memory: these, and those of both sides of the split
 FEWER = "give fewer records, or free memory"
+SCALES = {"unit": 1, "bytes": 255}  # the largest pixel
 
 
 class UndeclaredError(LocalError):
@@ -278,7 +279,7 @@ class OneByOne(DataTable):
 
 
 class Pixels(DataTable):
-    """Images whose pixels of 0 … 1 become (pixel - mean) / std, constants per channel or for all.
+    """Images whose pixels become (pixel - mean) / std, constants per channel or for all.
 
     The constants are declared in public, never computed from a silo's records: then the model would
     reveal one more figure about them.
@@ -286,6 +287,16 @@ class Pixels(DataTable):
 
     mean: tuple[Number, ...] = Field(default=(0.0,), min_length=1)
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
+    pixels: Literal["unit", "bytes"] = "unit"
+    """Pixels are 0 … 1, or 0 … 255 with ``bytes``, from which ``mean`` is subtracted.
+
+    Some code takes constants for 0 … 1 from pixels of 0 … 255; tables of papers need that again.
+    """
+
+    @property
+    def constants(self) -> str:
+        """What tells apart two tables that make other records of the same pixels."""
+        return f"{self.mean} {self.std}" + " bytes" * (self.pixels == "bytes")
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
         """Records [N, channels, height, width] from pixels of 0 … 255.
@@ -297,7 +308,7 @@ class Pixels(DataTable):
         return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
-        """The records (pixel - mean) / std, changed in place.
+        """The records (pixel - mean) / std of pixels of 0 … 1, changed in place.
 
         LocalError unless there is one constant for all channels, or one per channel.
         """
@@ -311,7 +322,7 @@ class Pixels(DataTable):
         # [channels, 1, …], which broadcasts over images and volumes of any size.
         sides = (-1, *[1] * (x.ndim - 2))
         mean, std = (torch.tensor(each).reshape(sides) for each in (self.mean, self.std))
-        return x.sub_(mean).div_(std)
+        return x.mul_(SCALES[self.pixels]).sub_(mean).div_(std)
 
 
 class ImageFiles(Pixels):

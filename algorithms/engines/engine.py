@@ -6,7 +6,6 @@ device: all give the same, but for the last bits of floating-point sums.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Protocol, TypeVar
 
 import torch
@@ -90,7 +89,7 @@ class Shortened:
         """The job for a silo with so many training records: as many epochs as fit, at least one."""
         epochs = self._job.training.epochs
         if one.most_steps is not None:
-            fit = one.most_steps // ceil(records / self._job.training.batch_size)
+            fit = one.most_steps // self._job.training.steps(records)
             epochs = min(epochs, max(fit, 1))
         # One object per number, since a job keeps what is derived from it.
         if epochs not in self._known:

@@ -400,6 +400,8 @@ LATER = ("dataset", "purpose", "transport")  # of these, a document has those th
 
 # Keys of [privacy] that do nothing where whole silos are protected.
 OF_RECORDS = ("histogram_sigma", "statistics_clip", "statistics_sigma")
+# Keys of [training] that do nothing where each record is drawn by chance.
+OF_BATCHES = ("batch_size", "last_batch")
 
 
 def _idle_fault(file: JobFile) -> str:
@@ -419,10 +421,12 @@ def _idle_fault(file: JobFile) -> str:
         )
     # A method from outside may train what stays at its silo without noise, in batches.
     own = without_optimiser(file.method.name) in METHODS
-    if own and not privacy.whole_silos and "batch_size" in file.training.model_fields_set:
+    drawn = file.training.model_fields_set.intersection(OF_BATCHES)
+    if own and not privacy.whole_silos and drawn:
+        keys = ", ".join(f"training.{key}" for key in sorted(drawn))
         fault = (
             "in a private job privacy.sample_rate says how many records a step draws: take out"
-            " training.batch_size, which would do nothing"
+            f" {keys}, which would do nothing"
         )
     return fault
 
@@ -1123,7 +1127,8 @@ class Job:
         ``training.physical_batch`` records, and augmented.
         """
         rows = self.training.physical_batch
-        return paced(course, self._pace(round_), rows, self._augmenter)
+        last = self.training.last_batch
+        return paced(course, self._pace(round_), rows, self._augmenter, last)
 
     def lr(self, round_: int) -> float:
         """The learning rate of ``training`` in a round, as the schedule has it."""

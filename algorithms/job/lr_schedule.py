@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from ...files.documents import Real, Strict
-from ..course import Augment, Course, CourseStep, Stage
+from ..course import Augment, Course, CourseStep, LastBatch, Stage
 
 Factor: TypeAlias = Annotated[Real, Field(gt=0, le=1)]
 Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
@@ -82,17 +82,25 @@ Schedule: TypeAlias = Annotated[Exponential | StepSchedule | Cosine, Field(discr
 
 
 def paced(
-    course: Course, factor: float, rows: int | None = None, augment: Augment | None = None
+    course: Course,
+    factor: float,
+    rows: int | None = None,
+    augment: Augment | None = None,
+    last: LastBatch | None = None,
 ) -> Course:
     """The course with all learning rates multiplied by a factor, and the rest for its stages."""
-    return tuple(_paced(step, factor, rows, augment) for step in course)
+    return tuple(_paced(step, factor, rows, augment, last) for step in course)
 
 
 def _paced(
-    step: CourseStep, factor: float, rows: int | None, augment: Augment | None
+    step: CourseStep,
+    factor: float,
+    rows: int | None,
+    augment: Augment | None,
+    last: LastBatch | None,
 ) -> CourseStep:
     if not isinstance(step, Stage):
         return step
     # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
-    return replace(step, optimiser=slower, rows=rows, augment=augment)
+    return replace(step, optimiser=slower, rows=rows, augment=augment, last=last)

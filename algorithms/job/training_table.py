@@ -1,11 +1,12 @@
 """The ``[training]`` table of a job file."""
 
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...files.documents import Real, Strict
-from ..course import Optimiser
+from ..course import LastBatch, Optimiser, records_taken
 from ..data.augmentation import Augmentations
 from .lr_schedule import Schedule
 
@@ -30,6 +31,13 @@ class TrainingTable(Strict):
     Gradients add up to those of the whole batch, so it changes memory and time only, and what
     dropout draws. Methods whose losses couple records refuse it in their first round. In a private
     job ``privacy.physical_batch`` replaces it.
+    """
+    last_batch: LastBatch | None = None
+    """What becomes of the records that are left over for an epoch's last batch.
+
+    ``fill`` adds records of the same epoch until it is as long as the others, ``keep`` keeps it
+    short (a single record is dropped), ``drop`` drops it unless it is the only one. Default:
+    ``fill`` for models with batch norm, and others keep it, even of one record.
     """
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step; each stage of a round begins without momentum or moments."""
@@ -64,11 +72,16 @@ class TrainingTable(Strict):
 
     @model_serializer(mode="wrap")
     def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``augment`` where records stay as they are."""
+        """Without ``augment`` where records stay as they are, and ``last_batch`` by default."""
         written: dict[str, Any] = serialise(self)
-        if not self.augment:
-            written.pop("augment", None)
+        for key in ("augment", "last_batch"):
+            if not getattr(self, key):
+                written.pop(key, None)
         return written
+
+    def steps(self, records: int) -> int:
+        """Steps of an epoch over so many records."""
+        return ceil(records_taken(records, self.batch_size, self.last_batch) / self.batch_size)
 
     @property
     def rule(self) -> Optimiser:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import CancelledError, LocalError
-from ..course import Measurement, Optimiser, Stage
+from ..course import LastBatch, Measurement, Optimiser, Stage, records_taken
 from ..data.dataset import Dataset, batches_of, calls_of, chunks_of
 from ..method import Method
 from ..models.foreign import draws_randomly, traits_of
@@ -56,7 +56,8 @@ class Stepper(Protocol):
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of the records of each step of one epoch, in turn.
 
-        Each is [B] int64. ``wrap`` asks for a last batch that is as long as the others.
+        Each is [B] int64. ``wrap`` asks for a last batch that is as long as the others, where the
+        stage does not say what becomes of it: batch norm gives another result on shorter ones.
         """
         ...
 
@@ -97,18 +98,17 @@ def unnoted(tally: Tally, marks: Mapping[str, Sequence[Marks]]) -> None:
 
 
 def batches(
-    n: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    n: int, batch_size: int, rng: np.random.Generator, wrap: bool, last: LastBatch | None = None
 ) -> list[NDArray[np.int64]]:
     """Indices of one epoch's batches, shuffled.
 
-    The last batch is smaller, or with ``wrap`` filled up with records from the start of the same
-    shuffle: batch-coupled normalisation gives another result on batches of another size.
+    The last batch is as ``records_taken`` says. It is filled up with records from the start of the
+    same shuffle.
     """
     # Not NumPy's shuffle, which may change between releases (``numerics.streams``).
     order = permutation(rng, n)
-    if wrap:
-        # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
-        order = np.resize(order, ceil(n / batch_size) * batch_size)
+    # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
+    order = np.resize(order, records_taken(n, batch_size, last, wrap))
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -157,11 +157,12 @@ class PlainStepper:
         # One batch of all records needs no shuffle.
         if stage.full_batch:
             return [np.arange(records)]
-        return batches(records, batch_size, rng, wrap)
+        return batches(records, batch_size, rng, wrap, stage.last)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch: one per batch."""
-        return 1 if stage.full_batch else ceil(records / batch_size)
+        taken = records_taken(records, batch_size, stage.last)
+        return 1 if stage.full_batch else ceil(taken / batch_size)
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
         """The job's stream, by which simulations and federations draw the same, or a secret one."""

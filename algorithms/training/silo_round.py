@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 
 import numpy as np
 import torch
@@ -510,14 +509,14 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     They are exact; a private job uses ``noisy_facts``.
     """
     # On the host, where ``deliver`` and ``contribute`` compute.
-    counts, size = histogram(job.task, data.y, job.model.width).cpu(), job.training.batch_size
+    counts = histogram(job.task, data.y, job.model.width).cpu()
     return Facts(
         client,
         round_,
         len(data),
         counts,
-        steps=ceil(len(data) / size),
-        batch_size=min(size, len(data)),
+        steps=job.training.steps(len(data)),
+        batch_size=min(job.training.batch_size, len(data)),
         lr=job.lr(round_),
     )
 

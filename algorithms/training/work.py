@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from ..course import Course, Stage, Survey
+from ..course import Course, Stage, Survey, records_taken
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ def work_of(
 ) -> LocalWork:
     """The work of a course over so many training records, in a plain round.
 
-    ``wraps`` says whether a stage's last batch is filled up; ``measured``: the method's ``measure``
-    went through the records before.
+    ``wraps`` says whether a stage's model has batch norm (``records_taken``). ``measured``: the
+    method's ``measure`` went through the records before.
     """
     steps, passed = 0, records if measured else 0
     names = ["measure"] if measured else []
@@ -42,9 +42,9 @@ def work_of(
                 passed += step.epochs * records
                 names.append(f"{_of(step)} whole")
             case Stage():
-                batches = ceil(records / batch_size)
-                steps += step.epochs * batches
-                passed += step.epochs * (batches * batch_size if wraps(step) else records)
+                taken = records_taken(records, batch_size, step.last, wraps(step))
+                steps += step.epochs * ceil(taken / batch_size)
+                passed += step.epochs * taken
                 names.append(_of(step))
             case Survey():
                 passed += records

@@ -90,6 +90,16 @@ def test_pixels_become_fractions_less_the_mean_divided_by_the_deviation():
     assert torch.allclose(Pictures(mean=(0.5,)).from_bytes(x, "here"), plain - 0.5)
 
 
+def test_constants_may_be_taken_from_pixels_of_bytes():
+    """By hand: (0 - 0.5) / 0.25 = -2 and (255 - 0.5) / 0.25 = 1018."""
+    x = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16)
+    found = Pictures(mean=(0.5,), std=(0.25,), pixels="bytes").from_bytes(x, "here").flatten()
+    assert found[[0, 128, 255]].tolist() == [-2.0, 510.0, 1018.0]
+    assert torch.equal(found, (torch.arange(256) - 0.5) / 0.25)
+    one, other = (Pictures(mean=(0.5,), pixels=pixels).constants for pixels in ("unit", "bytes"))
+    assert one == "(0.5,) (1.0,)" != other
+
+
 @pytest.mark.parametrize("key", ["mean", "std"])
 def test_constants_are_one_a_channel_or_one(key):
     with refused(rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from support.engines import check_engines_agree
 from support.refusals import refused
 
 from staddle.algorithms.course import Optimiser, Stage
@@ -42,6 +43,43 @@ def test_a_job_with_adam_is_read_back(make_job):
     back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", None)
     assert (back, back.digest) == (job, job.digest)
     assert job.document()["training"]["betas"] == ["0.8", "0.95"]
+
+
+def test_a_job_says_what_becomes_of_the_last_batch(make_job):
+    """Jobs that do not say it have the document that they always had."""
+    plain, job = make_job("fedavg"), make_job("fedavg", training={"last_batch": "drop"})
+    assert "last_batch" not in plain.document()["training"]
+    assert job.document()["training"]["last_batch"] == "drop"
+    assert Job.from_document(job.document(), "wire", None) == job
+    with pytest.raises(ValidationError, match="last_batch"):
+        make_job("fedavg", training={"last_batch": "pad"})
+
+
+@pytest.mark.parametrize(("last", "steps"), [(None, 3), ("fill", 3), ("keep", 2), ("drop", 2)])
+def test_methods_count_the_steps_that_are_taken(make_job, make_shards, last, steps):
+    """17 records in batches of 8, of which one is left over: FedNova divides by the steps."""
+    job = make_job("fednova", training={"last_batch": last, "epochs": 2})
+    train, test = make_shards(job, 17)["a"]
+    state = initial_state(job.method(), "a")
+    outcome = local_round(job.method(), job, state, 1, {}, train, test, "a")
+    assert facts_of(job, "a", 1, train).steps == steps
+    assert outcome.report.work.steps == 2 * steps
+
+
+@pytest.mark.parametrize("last", ["fill", "keep", "drop"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedsim"])
+def test_silos_that_train_at_once_have_the_same_last_batches(
+    make_job, make_shards, last, norm, method
+):
+    """Silos of 9, 13 and 17 records in batches of 8: 1, 5 and 1 are left over."""
+    job = make_job(
+        method, model={"norm": norm}, training={"last_batch": last, "epochs": 2}, rounds=2
+    )
+    found = {}
+    for silo, count in zip(job.silos, (9, 13, 17), strict=True):
+        found[silo] = make_shards(job, count)[silo]
+    check_engines_agree(job, found)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbabu", "ppfl"])

@@ -70,6 +70,40 @@ def test_wrapped_batches_are_full_and_repeat_the_shuffle_from_its_start(n, size,
     assert np.concatenate(drawn).tolist() == [plain_order[i % n] for i in range(size * count)]
 
 
+@pytest.mark.parametrize(
+    ("last", "n", "sizes"),
+    [
+        ("fill", 10, [4, 4, 4]),
+        ("keep", 10, [4, 4, 2]),
+        ("drop", 10, [4, 4]),
+        # One record that is left over has no variance.
+        ("fill", 9, [4, 4, 4]),
+        ("keep", 9, [4, 4]),
+        ("drop", 9, [4, 4]),
+        # The only batch of an epoch stays.
+        ("fill", 3, [4]),
+        ("keep", 3, [3]),
+        ("drop", 3, [3]),
+        ("keep", 1, [1]),
+        # Nothing is left over.
+        *((last, 8, [4, 4]) for last in ("fill", "keep", "drop", None)),
+        (None, 9, [4, 4, 1]),
+    ],
+)
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_job_says_what_becomes_of_the_last_batch(last, n, sizes, norm):
+    """Whatever the model, unless the job does not say."""
+    if last is None and norm:
+        sizes = [4] * len(sizes)
+    order = np.concatenate(batches(n, 4, rng(), wrap=False))
+    stage = replace(BOTH, last=last)
+    drawn = PLAIN.batches(stage, n, 4, rng(), norm)
+    assert [len(batch) for batch in drawn] == sizes
+    assert np.concatenate(drawn).tolist() == [order[i % n] for i in range(sum(sizes))]
+    assert PLAIN.steps(stage, n, 4) == len(sizes)
+    assert np.isfinite(train(linear_parts(norm), stage, records(max(n, 2)), 4, rng()))
+
+
 @pytest.mark.parametrize(("norm", "sizes"), [(False, [4, 4, 2]), (True, [4, 4, 4])])
 def test_training_wraps_exactly_where_normalisation_couples_a_batch(norm, sizes):
     seen = []

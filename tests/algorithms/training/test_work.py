@@ -2,8 +2,8 @@ from staddle.algorithms.course import Change, Optimiser, Stage, Survey
 from staddle.algorithms.training.work import LocalWork, work_of
 
 
-def stage(*trains, epochs=2, whole=False):
-    return Stage(trains, epochs, None, Optimiser(0.1), full_batch=whole)
+def stage(*trains, epochs=2, whole=False, last=None):
+    return Stage(trains, epochs, None, Optimiser(0.1), full_batch=whole, last=last)
 
 
 def test_a_course_is_its_steps_and_the_records_that_pass():
@@ -19,3 +19,9 @@ def test_a_course_is_its_steps_and_the_records_that_pass():
 
 def test_a_census_is_no_work():
     assert work_of((), 20, 8, lambda _: True, measured=False) == LocalWork(0, 0, ())
+
+
+def test_what_is_dropped_is_no_work():
+    course = (stage("extractor", last="drop"), stage("extractor", last="keep"))
+    found = work_of(course, 17, 8, lambda _: True, measured=False)
+    assert (found.steps, found.records) == (2 * 2 + 2 * 2, 2 * 16 + 2 * 16)

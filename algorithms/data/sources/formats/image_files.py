@@ -119,7 +119,7 @@ class ImageFolder(ImageFiles, OneByOne):
     def identity(self, folder: Path, paths: Sequence[Path], sizes: Sequence[int]) -> str:
         """What tells two folders of images apart without decoding them: names, sizes, constants."""
         digest = listing_digest(folder, paths, sizes)
-        return f"{self.kind} {digest} {self.mean} {self.std} {self.fit}"
+        return f"{self.kind} {digest} {self.constants} {self.fit}"
 
 
 class ImageReader:

@@ -107,7 +107,7 @@ class HuggingFace(Table, Pixels, OneByOne):
             return super().contract()
         if self.image is None:
             return {"kind": "npz"}
-        kept = self.model_dump(mode="json", include={"mean", "std", "resize"})
+        kept = self.model_dump(mode="json", include={"mean", "std", "pixels", "resize"})
         return {"kind": "images", **kept}
 
     def check_present(self) -> None:
@@ -160,7 +160,7 @@ class HuggingFace(Table, Pixels, OneByOne):
         # First: a wrong number of constants is no fault of an image.
         self.normalised(torch.zeros(1, *shape), self.where)
         opened = partial(ColumnImages, self, self.path, self.image, shape, resize=self.resize)
-        identity = f"{self.kind} {found.identity} {self.image} {self.mean} {self.std} {self.resize}"
+        identity = f"{self.kind} {found.identity} {self.image} {self.constants} {self.resize}"
         x = LazyRecords.of(opened, count, shape, self.workers, self.where, partial(str, identity))
         return table.with_truths(x if self.lazy else x.whole(), truths)
 
