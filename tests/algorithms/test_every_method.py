@@ -116,6 +116,12 @@ CASES = {
     "fedsimsup": Case({0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
         options={"tau_theta": 1, "supervisor": "cnn"}, fields=FOUR_OF_FIVE, security=DECLARED),
     "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
+    "fedssa, all rows": Case({0: ("rows sum.ratio", "header")}, options={"m2": "all"},
+        method="fedssa"),
+    "fedssa, without M1": Case({0: ("rows sum.mean", "header")},
+        options={"m1": False, "t_stable": 3}, method="fedssa"),
+    "fedssa, without M1, stale": Case({0: ("deltas sum.total", "header")},
+        options={"m1": False, "t_stable": 3, "stale_inclusive": True}, method="fedssa"),
     "fedyogi": Case(STEPPED, options={"server_lr": 0.05}),
     "fml": Case({0: ("meme sum.mean", "meme")}),
     "gpfl": Case(

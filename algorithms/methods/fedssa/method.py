@@ -34,6 +34,14 @@ Readings, where the paper leaves a choice:
 - Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best
   values.
 
+The paper's ablations (Tables 4 and 5) are options, by its names for the two halves:
+
+- ``m1 = false`` averages all rows over all silos of the round, each counted once, whether or not
+  they hold the class: the whole header, as LG-FedAvg has it. With M2 that is case B of Table 4.
+- ``m2 = "seen"`` replaces the rows of seen classes, θ_k^s ← θ^s: case B of Table 5, and the same as
+  μ_0 = 0. ``m2 = "all"`` replaces every row, case A. A row that no silo held yet, or that is
+  withheld, stays the silo's own.
+
 Deviations: none by default.
 
 What security asks:
@@ -66,6 +74,9 @@ yes    up    ``deltas``: rows [C, d+1] and presence      Sum, total
 both   down  ``header``: rows [C, d+1], status [C]       -
 =====  ====  ==========================================  ===========================================
 
+With ``m1 = false`` the sum of ``rows`` is one mean, and presence is 1 everywhere: nothing that
+crosses depends on classes, and nothing is counted class by class.
+
 Besides the sums of rows, the coordinator learns the number of holders of each class; in the clear
 also which classes each silo holds. A presence above 1 is refused, so no silo stands for several of
 ``min_holders``; stale-inclusive that holds for the change in one round, not for the sum over
@@ -81,10 +92,10 @@ from dataclasses import replace
 from functools import cached_property
 from math import cos, pi
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ....errors import LocalError
@@ -97,6 +108,7 @@ from ..common.heterogeneous import Extractors, check_extractors, dealt
 
 # Status of a class: too few holders so far, or its row is an average; 0: no holder.
 WITHHELD, PUBLISHED = 1, 2
+FORMS: Mapping[bool, Literal["mean", "ratio"]] = {True: "ratio", False: "mean"}  # by m1
 
 
 class FedSSAOptions(Strict):
@@ -106,6 +118,10 @@ class FedSSAOptions(Strict):
     """μ_0; 0 replaces the rows of seen classes at once (case B of the paper's Table 5)."""
     t_stable: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 20
     """T_stable, in rounds of the job."""
+    m1: bool = True
+    """M1 of Table 4: average a row over the silos that hold its class; without it, over all."""
+    m2: Literal["fuse", "seen", "all"] = "fuse"
+    """M2 of Table 5: Eq. 4; or replace the rows of the classes seen (case B), or all (case A)."""
     stale_inclusive: bool = False
     """Average over the last rows of all silos that ever gave, not over those of the round."""
     extractors: Extractors = ()
@@ -117,6 +133,17 @@ class FedSSAOptions(Strict):
     """Largest Euclidean norm of a batch's gradient; the authors' code has 50."""
     min_holders: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Fewest silos behind a published row; not from the paper."""
+
+    @model_validator(mode="after")
+    def _no_idle_key(self) -> "FedSSAOptions":
+        # Not by what was written: a signed document has all keys.
+        mu_0, t_stable = (type(self).model_fields[key].default for key in ("mu_0", "t_stable"))
+        if self.m2 != "fuse" and (self.mu_0, self.t_stable) != (mu_0, t_stable):
+            raise ValueError(
+                f"mu_0 and t_stable do nothing with m2 = {self.m2!r}, which fuses nothing;"
+                " take them out"
+            )
+        return self
 
 
 class FedSSA(Method):
@@ -145,7 +172,8 @@ class FedSSA(Method):
         # A silo's presence changes by −1, 0 or 1, so that it never counts as several holders.
         presence = TensorSpec("presence", "int64", counts, -1.0, 1.0)  # came, stayed or went
         # Weights are at most 1, so that no silo counts as several holders.
-        self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (row_spec,))
+        exchange = Sum(FORMS[self.options.m1], most=1.0)
+        self.rows = Part("rows", Kind.HEADER_ROWS, exchange, (row_spec,))
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
@@ -181,8 +209,9 @@ class FedSSA(Method):
         return (self.header,)
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """The deltas of the rows, which are summed class by class."""
-        return (self.deltas.name,) if self.options.stale_inclusive else ()
+        """The deltas of the rows, if they are summed class by class."""
+        stale = self.options.stale_inclusive and self.options.m1
+        return (self.deltas.name,) if stale else ()
 
     @property
     def withholds(self) -> str:
@@ -223,7 +252,7 @@ class FedSSA(Method):
         It falls from μ_0 to 0, and is 0 from round ``t_stable`` on.
         """
         # This also keeps T_stable = 0 from dividing by 0.
-        horizon = self.options.t_stable
+        horizon = self.options.t_stable * (self.options.m2 == "fuse")
         if round_ >= horizon:
             return 0.0
         return self.options.mu_0 * cos(round_ * pi / (2 * horizon))  # Eq. 4
@@ -235,7 +264,9 @@ class FedSSA(Method):
         seen = facts.class_counts > 0  # [C]
         # The silo keeps its own row of a withheld class, as of a class that it has not seen.
         if "status" in header:
-            seen = seen & (header["status"] != WITHHELD)
+            # A row that no silo held yet has no average.
+            every = (header["status"] > 0) & (self.options.m2 == "all")
+            seen = (seen | every) & (header["status"] != WITHHELD)
         # Not convex, as in the paper: a seen row grows by 1 + μ at first.
         fused = header.get("rows", self.initial) + self.mu(facts.round) * local  # Eq. 4
         rows = torch.where(seen[:, None], fused, local)
@@ -253,8 +284,13 @@ class FedSSA(Method):
         return {
             "last.rows": last,
             "last.presence": gave,
-            "presence": (facts.class_counts > 0).long(),
+            "presence": self._presence(facts),
         }
+
+    def _presence(self, facts: Facts) -> Tensor:
+        """1 for each class [C] whose row the silo contributes; without M1 for all."""
+        held = (facts.class_counts > 0).long()
+        return held.clamp(min=int(not self.options.m1))
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together.
@@ -267,16 +303,17 @@ class FedSSA(Method):
         return (replace(stage, optimiser=replace(optimiser, clip=clip)),)
 
     def contribute(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The rows of seen classes, zeros for the others.
+        """The rows of seen classes, zeros for the others; without M1 all rows.
 
         Presence [C], 0 or 1, is their weight. With ``stale_inclusive`` both are differences from
         the silo's last contribution, and rows are float64.
         """
         # Always all rows: an upload's size must not tell which classes the silo has.
-        presence = (facts.class_counts > 0).long()  # [C]
+        presence = self._presence(facts)  # [C]
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
         if not self.options.stale_inclusive:
-            return {"rows": Contribution({"rows": rows}, presence.double())}
+            weight = presence.double() if self.options.m1 else 1.0
+            return {"rows": Contribution({"rows": rows}, weight)}
         # The coordinator adds differences up, so silos that are away stay in its totals.
         change = {
             "rows": rows.double() - state.extra["last.rows"].double(),
@@ -310,8 +347,8 @@ class FedSSA(Method):
             holders = after["holders"]
             mean = after["total"] / holders.clamp(min=1)[:, None]  # Eq. 3 over all that ever gave
         else:
-            # Weights are presences, so their sum is the number of holders.
-            holders = results["rows"][WEIGHT]  # [C]
+            # Weights are presences, so their sum is the number of holders; one number without M1.
+            holders = results["rows"][WEIGHT].expand_as(state["status"])  # [C]
             mean = results["rows"]["rows"]  # Eq. 3
         # A row with too few holders keeps its last published value, or the initial one.
         enough = holders >= self.options.min_holders

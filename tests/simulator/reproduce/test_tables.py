@@ -75,10 +75,11 @@ SAME = [  # rows that the papers print twice
 OURS = {
     "Standalone": "local", "Clustered FL": "cfl", "FedLG": "lg-fedavg",
     "A (LG-FedAvg)": "lg-fedavg", "PPFL1": "ppfl", "PPFL2": "ppfl", "τ_0": "ppfl",
-    "FedSimSup-TCL": "fedsimsup", "FedAIMS-Full": "fedaims", "B": "fedssa", "C (FedSSA)": "fedssa",
+    "FedSimSup-TCL": "fedsimsup", "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
+    "C (FedSSA)": "fedssa", "B (LG-FedAvg with M2)": "fedssa",
 }  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
-    "A", "B (LG-FedAvg with M2)", "Central", "FD", "FedEM", "FedSimSup-C", "FedSimSup-L",
+    "Central", "FD", "FedEM", "FedSimSup-C", "FedSimSup-L",
     "FedSimSup-T", "the first multiple of τ_0", "the second multiple of τ_0",
     "the third multiple of τ_0", ("fedssa/table2", "FML"), ("fedssa/table2", "FedKD"),
 }  # fmt: skip

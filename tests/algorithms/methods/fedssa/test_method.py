@@ -390,6 +390,73 @@ def test_the_stale_inclusive_average_by_hand():
     assert plain.play(1, {"b": ([9, 0, 7], (1, 0, 1))}) == [9, 4, 7]
 
 
+# The paper's ablations.
+
+
+@pytest.mark.parametrize(
+    ("m2", "expected"),
+    [("fuse", [10.5, 2, 31.5]), ("seen", [10, 2, 30]), ("all", [10, 20, 30])],
+)
+def test_m2_fuses_seen_rows_or_replaces_them_or_all(m2, expected):
+    """Cases C, B and A of Table 5; classes 0 and 2 are seen."""
+    method = new_method(m2=m2)
+    before = with_rows(initial_state(method, "a"), [1, 2, 3])
+    after = method.deliver(before, header([10, 20, 30]), facts())
+    assert row_values(after) == pytest.approx(expected)
+    # Class 1 is withheld, or nobody held it.
+    for status in (0, 1):
+        after = method.deliver(before, header([10, 20, 30], (2, status, 2)), facts())
+        assert row_values(after) == pytest.approx([expected[0], 2, expected[2]])
+
+
+def test_m2_seen_is_mu_0_of_zero(make_shards):
+    ends = []
+    for options in ({"m2": "seen"}, {"mu_0": 0.0}):
+        job = new_job(options, rounds=3)
+        ends.append(simulate(job, make_shards(job)))
+    one, other = ends
+    assert one.history == other.history
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_without_m1_a_row_is_the_mean_of_all_silos(stale):
+    """Case B of Table 4: all count once, whatever they hold; class 1 has no record."""
+    method = new_method(m1=False, stale_inclusive=stale)
+    bench = Bench(method)
+    gave = {"a": ([1, 9, 9], (50, 0, 0)), "b": ([3, 6, 6], (1, 0, 2)), "c": ([8, 9, 3], (0, 0, 9))}
+    assert bench.play(0, gave) == [4, 8, 6]
+    assert bench.coordinator["status"].tolist() == [2, 2, 2]
+    # b and c are away, and count with their last rows where the average is stale-inclusive
+    assert bench.play(1, {"a": ([4, 0, 6], (1, 0, 0))}) == ([5, 5, 5] if stale else [4, 0, 6])
+    down = deliver(method, PLAIN, bench.coordinator, 2, "a", bench.archive)
+    mu = method.mu(2)
+    # M2 is Eq. 4 still, on the one class that a holds
+    assert row_values(method.deliver(bench.silos["a"], down, facts(2, (1, 0, 0)))) == (
+        pytest.approx([(5 if stale else 4) + 4 * mu, 0, 6], abs=1e-5)
+    )
+    # nothing to count class by class
+    assert method.by_class(0) == ()
+    assert [part.exchange.schema_name for part in method.up(0)] == (
+        ["sum.total" if stale else "sum.mean"]
+    )
+
+
+def test_without_m1_a_silo_gives_all_its_rows():
+    method = new_method(m1=False)
+    state = with_rows(initial_state(method, "a"), [1, 2, 3])
+    given = method.contribute(state, facts())["rows"]
+    assert torch.equal(given.tensors["rows"], filled([1, 2, 3]))
+    assert given.weight == 1.0
+
+
+@pytest.mark.parametrize("options", [{"mu_0": 0.1}, {"t_stable": 4}])
+def test_what_fuses_nothing_takes_no_schedule(options):
+    with refused("mu_0 and t_stable do nothing with m2 = 'all', which fuses nothing; take them"):
+        new_job({"m2": "all", **options})
+    job = new_job({"m2": "all"})
+    assert Job.from_document(job.document(), "document", ()) == job
+
+
 def test_a_lost_upload_is_not_taken_off_again():
     bench = Bench(new_method(stale_inclusive=True))
     bench.play(0, {"a": ([2, 2, 2], (1, 1, 1)), "b": ([4, 4, 4], (1, 1, 1))})
