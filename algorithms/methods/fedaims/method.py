@@ -73,9 +73,9 @@ part        way   tensors                                     exchange
 ==========  ====  ==========================================  ======================================
 backbone    both  φ                                           Sum, weighted by samples
 prototypes  both  ``mean`` [C, D]; zeros for a class without  Sum, class by class
-direction   up    "algorithm2" only: unit vector of the       Gram, of sketches [1, sketch]; whole
-                  update or of φ [1, |φ|]                     for ``sketch`` = 0 and for |φ| ≤
-                                                              sketch
+direction   up    "algorithm2" only, in one of              Gram, of sketches [1, sketch]; whole
+                  ``update_gap`` rounds: unit vector of the   for ``sketch`` = 0 and for |φ| ≤
+                  update or of φ [1, |φ|]                     sketch
 block       down  "algorithm2" only: b_i                      -
 ==========  ====  ==========================================  ======================================
 
@@ -163,6 +163,8 @@ class FedAIMSOptions(Strict):
     """The middle blocks that a silo supervises; the paper's "algorithm2" compares silos."""
     similarity: Literal["update", "raw"] = "update"
     """The vectors that Algorithm 2 compares; the paper's "raw" hardly tells silos apart."""
+    update_gap: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1
+    """Rounds from one comparison of Algorithm 2 to the next, from round 0 on; the paper's is 1."""
     sketch: Annotated[int, Field(strict=True, ge=0, le=65_536)] = 256
     """Numbers that stand for a direction in Algorithm 2; 0, the paper's, doubles the upload."""
     aux_ce: Literal["model", "head", "prototype", "none"] = "model"
@@ -209,6 +211,11 @@ class FedAIMS(Method):
         self.widths = extractor.widths  # d_1 … d_m
         self.middle = len(self.widths) - 1  # m - 1
         self.clusters = self.options.sampling == "algorithm2"
+        if self.options.update_gap > 1 and not self.clusters:
+            raise LocalError(
+                f"fedaims: update_gap = {self.options.update_gap} does nothing, because only"
+                ' Algorithm 2 compares silos; take it out, or write sampling = "algorithm2"'
+            )
         # λ of Eq. 12 multiplies the main task: 1/m, literally as in the paper.
         self.main_weight = 1 / len(self.widths)
         if self.options.main_weight is not None:
@@ -229,13 +236,18 @@ class FedAIMS(Method):
         self.direction = Part("direction", kind, gram, (unit,))
         self.block = Part("block", Kind.COUNTS, Sum("total"), (TensorSpec("block", "int64", ()),))
 
+    def compares(self, round_: int) -> bool:
+        """True in the rounds of Algorithm 2 after which the matrix of cosines changes."""
+        return self.clusters and round_ % self.options.update_gap == 0
+
     def up(self, round_: int) -> tuple[Part, ...]:
         """Backbone and prototypes; for Algorithm 2 also the compared direction.
 
-        The direction is [1, |φ|], which the exchange may sketch.
+        The direction is [1, |φ|], which the exchange may sketch. With ``update_gap`` most rounds
+        have none.
         """
         shared = (self.backbone, self.prototypes)
-        return (*shared, self.direction) if self.clusters else shared
+        return (*shared, self.direction) if self.compares(round_) else shared
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Backbone and prototypes; for Algorithm 2 also the silo's block, where a round trains."""
@@ -414,7 +426,7 @@ class FedAIMS(Method):
             "backbone": Contribution(self.flat(state, "extractor"), float(facts.samples)),
             "prototypes": Contribution({spec.name: mean.to(DTYPES[spec.dtype])}, weight.double()),
         }
-        if self.clusters:
+        if self.compares(facts.round):
             vector = self.vector(state).double()
             if self.options.similarity == "update":
                 vector = vector - state.extra["received"].double()  # φ_i^{t+1} - φ^t
@@ -445,7 +457,7 @@ class FedAIMS(Method):
     ) -> Combined:
         """Lines 15 to 17 of Algorithm 1; the exchanges compute Eq. 4 and the mean backbone."""
         combined = super().combine(state, round_, cohort, results)
-        if not self.clusters:
+        if not self.compares(round_):
             return combined
         # Rows and columns are silos in job order.
         index = torch.tensor(self.numbers(cohort))

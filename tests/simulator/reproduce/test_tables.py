@@ -23,6 +23,7 @@ COUNTS = {  # columns, rows, values that are numbers
     "fedaims/table3": (8, 12, 96),
     "fedaims/table4": (3, 12, 36),
     "fedaims/table5": (8, 2, 16),
+    "fedaims/figure5": (2, 3, 0),  # drawn
 }
 PICKED = [  # table, row, column, mean, deviation
     ("fedsimsup/table1", "FedRep", "femnist-dir01", 0.812, 0.027),
@@ -76,7 +77,8 @@ OURS = {
     "Standalone": "local", "Clustered FL": "cfl", "FedLG": "lg-fedavg",
     "A (LG-FedAvg)": "lg-fedavg", "PPFL1": "ppfl", "PPFL2": "ppfl", "τ_0": "ppfl",
     "FedSimSup-TCL": "fedsimsup", "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
-    "C (FedSSA)": "fedssa", "B (LG-FedAvg with M2)": "fedssa",
+    "Gap 1": "fedaims", "Gap 3": "fedaims", "Gap 5": "fedaims", "C (FedSSA)": "fedssa",
+    "B (LG-FedAvg with M2)": "fedssa",
 }  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
     "Central", "FD", "FedEM", "FedSimSup-C", "FedSimSup-L",

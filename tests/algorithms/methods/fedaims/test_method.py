@@ -454,6 +454,25 @@ def run_rounds(job, shards, rounds):
         yield round_, cohort, before, spool, archive, old, state
 
 
+def test_cosines_are_taken_in_every_third_round_alone(make, make_shards):
+    """Fig. 5 of the paper: between two updates Algorithm 2 deals by the matrix as it stands."""
+    options = {"sampling": "algorithm2", "update_gap": 3, "sketch": 0}
+    job = make(options, silos=list("abcd"), participation=0.75, rounds=7)
+    every = make({**options, "update_gap": 1}, silos=list("abcd"), participation=0.75, rounds=7)
+    assert [job.method().up(round_) == every.method().up(round_) for round_ in range(7)] == (
+        [True, False, False] * 2 + [True]
+    )
+    for round_, cohort, before, spool, _, old, new in run_rounds(job, make_shards(job), 7):
+        moved = not torch.equal(old["similarity"], new["similarity"])
+        sent = {name for name, _ in spool}
+        assert (moved, "direction" in sent) == ((True, True) if round_ % 3 == 0 else (False, False))
+        index = torch.tensor([job.silos.index(silo) for silo in cohort])
+        dealt = supervision_sampling(old["similarity"][index[:, None], index], 2)
+        assert [int(before[silo]["block"]["block"]) for silo in cohort] == dealt
+    with refused("update_gap = 3 does nothing, because only Algorithm 2 compares silos; take it"):
+        make({"update_gap": 3}).document()
+
+
 def test_prototypes_are_class_means_of_the_received_backbone(make, make_shards):
     """Prototypes are class means of the received backbone under partial participation."""
     job = make(silos=list("abcd"), participation=0.5, rounds=3)
