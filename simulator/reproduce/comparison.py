@@ -8,7 +8,7 @@ stands next to it: the mean over all seeds.
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -253,9 +253,11 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
     values: list[float] = []
     over_silos: list[float] = []
 
-    # a column may be of some silos alone: measures are made again from theirs
+    # column and row may be of some silos alone: measures are made again from theirs
+    place, choices = row.dealt
     for run in runs:
-        history = within(run.history, column.silos)
+        own = {silo.name for silo in run.silos[place - 1 :: choices]}
+        history = within(run.history, column.silos, own)
         score = scores(history).get(row.score)
         if score is None:
             continue
@@ -279,17 +281,15 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
     )
 
 
-def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
-    """The measures, each reduced to the silos whose names begin with ``start``.
+def within(history: Sequence[Measured], start: str, own: Collection[str]) -> tuple[Measured, ...]:
+    """The measures, each reduced to those of ``own`` whose names begin with ``start``.
 
     A measure that had none of these silos is left out.
     """
-    if not start:
-        return tuple(history)
     reduced = []
     for one in history:
         # the names of a source's silos begin alike, so a column may be one source
-        silos = [silo for silo in one.records if silo.startswith(start)]
+        silos = [silo for silo in one.records if silo in own and silo.startswith(start)]
         if silos:
             reduced.append(one.of(silos))
     return tuple(reduced)

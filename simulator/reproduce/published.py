@@ -39,6 +39,8 @@ They stand in ``tables/<paper>.toml``::
     score = { … }                         # if it differs from the table's
     # what differs in a setting; false: the method does not run there
     own = { cifar10-dir01 = { options = { rho = 0.3 } } }
+    # the row is of the second of every three of our silos, in job order; left out, of all
+    dealt = [2, 3]
     # one text per column, as printed: mean, or mean and deviation; "?" if the value is lost
     published = ["86.76 (0.84)"]
 
@@ -126,12 +128,14 @@ class OwnTable(Strict):
 class RowTable(Strict):
     """One row.
 
-    ``published`` has one text per column of the table.
+    ``published`` has one text per column of the table. ``dealt`` [k, n] are the silos to which the
+    k-th of n choices fell that were dealt out in turn, in job order.
     """
 
     title: str
     method: ChosenMethod | None = None
     score: ScoreTable | None = None
+    dealt: tuple[Count, Count] = (1, 1)
     own: dict[Name, OwnTable | Literal[False]] = Field(default_factory=dict)
     published: tuple[str, ...]
 
@@ -272,13 +276,15 @@ class PaperColumn:
 class PaperRow:
     """A method as printed: its values by column, and our method by setting.
 
-    ``methods`` is empty where the catalogue does not have the method.
+    ``methods`` is empty where the catalogue does not have the method. ``dealt`` as in
+    ``RowTable``.
     """
 
     title: str
     values: tuple[PaperValue, ...]
     score: Named
     methods: Mapping[str, ChosenMethod] = field(default_factory=dict)
+    dealt: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -464,6 +470,7 @@ def _row(
         values=values,
         score=score.named,
         methods=_row_methods(row, table),
+        dealt=row.dealt,
     )
 
 

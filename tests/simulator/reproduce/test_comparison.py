@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.counted import of_counts
+from support.refusals import refused
 
 from staddle.simulator.reproduce.comparison import (
     HEADINGS,
@@ -83,8 +84,9 @@ def run(label, rights):
         of_counts(5, "all/trained", correct, SILOS),
     )
     identity = SimpleNamespace(job={})
+    silos = tuple(SimpleNamespace(name=silo) for silo in SILOS)
     return SimpleNamespace(
-        label=label, history=history, silos=tuple(SILOS), identity=identity, folder="run"
+        label=label, history=history, silos=silos, identity=identity, folder="run"
     )
 
 
@@ -116,6 +118,22 @@ def test_a_column_has_its_silos_and_a_row_its_score(cells):
     assert (by_silo.difference, nobody.ours, nobody.difference) == (None, None, None)
     assert everywhere.ours.score.mean == pytest.approx((65 / 100 + 60 / 100) / 2)  # 0.625
     assert (everywhere.ours.silos, everywhere.ours.drawn, everywhere.ours.rounds) == (3, 2, 5)
+
+
+def test_a_row_may_be_of_the_silos_that_one_of_several_choices_fell_to():
+    """Dealt in turn to clipart-0, clipart-1 and sketch-0: of two choices the first to two silos."""
+    text = TABLE.replace(b'title = "By mean of silos"', b'title = "One"\ndealt = [1, 2]')
+    text = text.replace(
+        b'title = "Nobody\'s"', b'title = "Other"\nmethod = { name = "fedavg" }\ndealt = [2, 2]'
+    )
+    cells = compared(parse("toy", text)[0], {"easy": [run("fedavg", (5, 15, 45))]})
+    means = [cell.ours.score.mean for cell in cells if cell.column.name == "all"]
+    # all: 65 of 100; the first by silo: 5 of 10 and 45 of 60; the other: 15 of 30
+    assert means == pytest.approx([0.65, (0.5 + 0.75) / 2, 0.5])
+    (clipart,) = (c for c in cells if (c.column.name, c.row.title) == ("clipart", "One"))
+    assert clipart.ours.score.mean == 0.5
+    with refused("dealt"):
+        parse("toy", TABLE.replace(b'title = "Mean*"', b'title = "Mean*"\ndealt = [0, 2]'))
 
 
 def test_it_is_told_in_percent_with_the_digits_of_the_paper(cells):
@@ -161,5 +179,7 @@ def test_of_one_seed_there_is_no_deviation(table):
 
 def test_a_measure_of_none_of_the_silos_is_left_out():
     history, measures = (run("x", (5, 15, 45)).history, ["all/trained", "all/trained"])
-    assert [one.measure for one in within(history, "clipart-")] == measures
-    assert within(history, "") == history
+    every = {silo for one in history for silo in one.records}
+    assert [one.measure for one in within(history, "clipart-", every)] == measures
+    assert within(history, "", every) == history
+    assert within(history, "", ()) == ()

@@ -76,13 +76,13 @@ SAME = [  # rows that the papers print twice
 OURS = {
     "Standalone": "local", "Clustered FL": "cfl", "FedLG": "lg-fedavg",
     "A (LG-FedAvg)": "lg-fedavg", "PPFL1": "ppfl", "PPFL2": "ppfl", "τ_0": "ppfl",
-    "FedSimSup-TCL": "fedsimsup", "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
+    **{f"FedSimSup-{kind}": "fedsimsup" for kind in ("T", "C", "L", "TCL")},
+    "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
     "Gap 1": "fedaims", "Gap 3": "fedaims", "Gap 5": "fedaims", "C (FedSSA)": "fedssa",
     "B (LG-FedAvg with M2)": "fedssa",
 }  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
-    "Central", "FD", "FedEM", "FedSimSup-C", "FedSimSup-L",
-    "FedSimSup-T", "the first multiple of τ_0", "the second multiple of τ_0",
+    "Central", "FD", "FedEM", "the first multiple of τ_0", "the second multiple of τ_0",
     "the third multiple of τ_0", ("fedssa/table2", "FML"), ("fedssa/table2", "FedKD"),
 }  # fmt: skip
 
