@@ -51,7 +51,8 @@ What security asks:
 - Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone
   applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
   silo's model. A round that fewer than three silos complete posts nothing. One participant alone
-  with labels in common is still the whole row.
+  with labels in common is still the whole row. The paper has no such bounds: ``cohorts = "any"``
+  takes them away, in a plain job. With K = 1 an absent silo then gets the very model of another.
 - θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of
   Eq. 7 in one step.
 - Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census
@@ -115,7 +116,7 @@ from .supervisors import build_supervisor, supervisor_fault
 
 # The paper's best pair (C, γ) and its number of rounds T; ``scaled_c`` fits C to other T.
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
-FEWEST = 3  # participants whose mean an absent silo may get
+FEWEST = 3  # participants whose mean an absent silo may get, unless the job allows any number
 # Shares may differ by so much: rows have integer weights of 32 bits, and two machines two float64.
 SHARE_TOLERANCE = 1e-6
 PROPORTIONS_TOLERANCE = 1e-6  # bound on how far a silo's label proportions miss a sum of one
@@ -147,6 +148,8 @@ class FedSimSupOptions(Strict):
     """γ of Eq. 10; Theorem 1 wants it below one half."""
     similarity: Literal["labels", "samples"] = "labels"
     """s_ij: the cosine of label proportions, or m_j as in FedAvg."""
+    cohorts: Literal["safe", "any"] = "safe"
+    """Rounds of three silos or more, but not of all; or, as in the paper, of any number."""
     alpha: Literal["eq8", "one"] = "eq8"
     """α of Eq. 7: of Eq. 8, or 1, by which an absent silo keeps nothing of its own model."""
 
@@ -181,17 +184,24 @@ class FedSimSup(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # A job that declares counts is blind, and needs no census of them.
+        self.declared, any_number = bool(setting.counts), self.options.cohorts == "any"
+        if any_number and self.declared:
+            raise LocalError(
+                'method fedsimsup: cohorts = "any" would show silos each other\'s models, and a'
+                " blind job hides them; take it out"
+            )
         # With all silos in each round only Eq. 6 applies, and nothing is exchanged.
-        if fault := participation_fault(setting.cohort_size, len(setting.silos)):
-            raise LocalError(f"method fedsimsup: {fault}")
+        fault = participation_fault(setting.cohort_size, len(setting.silos))
+        if fault and not any_number:
+            raise LocalError(f'method fedsimsup: {fault}, or write cohorts = "any" in a plain job')
+        self.fewest = {"safe": FEWEST, "any": 1}[self.options.cohorts]
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         # Both passes together take the job's epochs, as the stages of other methods do.
         self.tau_theta = self.options.tau_theta or self.epochs_left(self.options.tau_s)
         self.labels = self.options.similarity == "labels"
-        # A job that declares counts needs no census of them.
-        self.declared = bool(setting.counts)
         census = [TensorSpec("samples", "int64", ())]
         if self.labels:
             census.insert(0, TensorSpec("proportions", "float64", (setting.outputs,)))
@@ -313,7 +323,7 @@ class FedSimSup(Method):
     ) -> Combined:
         """Keep the census; afterwards post Eq. 7 to every silo that was away.
 
-        Round 0 is the census. An absent silo gets no post if fewer than ``FEWEST`` silos took part
+        Round 0 is the census. An absent silo gets no post if fewer than ``fewest`` silos took part
         or none is similar to it; ``unmatched`` counts these rounds.
         """
         if round_ == 0:
@@ -331,7 +341,7 @@ class FedSimSup(Method):
             # Stays empty if the silo has nobody to learn from; it then counts as unmatched.
             weights: dict[str, float] = {}
             # A row over fewer would be next to a copy of one silo's model.
-            if samples[silo] > 0 and len(contributors) >= FEWEST:
+            if samples[silo] > 0 and len(contributors) >= self.fewest:
                 weights = self._alike(state, silo, contributors)
             if not weights:
                 unmatched.append(silo)

@@ -109,6 +109,54 @@ def test_eq_7_by_hand(make):
     assert coordinator.state["unmatched"].tolist() == [0] * 5
 
 
+def test_eq_7_by_hand_of_one_silo_and_of_two(make):
+    """Without bounds, as in the paper; e has 40 records, of class 0 alone."""
+    coordinator = Coordinator(make(cohorts="any").method(), COUNTS)
+    coordinator.train(1, a=1.0)
+    lam = 10 / (10 + 1 * 40)
+    assert coordinator.model(2, "e", 7.0) == pytest.approx((1 - lam) * 7 + lam * 1, rel=1e-6)
+    # a and c have no class in common: Σ s_cj = 0
+    assert coordinator.model(2, "c", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 1, 0, 0]
+    coordinator = Coordinator(make(cohorts="any").method(), COUNTS)
+    coordinator.train(1, a=1.0, b=2.0)
+    lam = 40 / (40 + 2 * 40)
+    mean = (1 + 2 * 0.5**0.5) / (1 + 0.5**0.5)
+    assert coordinator.model(2, "e", 7.0) == pytest.approx((1 - lam) * 7 + lam * mean, rel=1e-6)
+    safe = Coordinator(make().method(), COUNTS)
+    safe.train(1, a=1.0, b=2.0)
+    assert safe.model(2, "e", 7.0) == 7.0
+
+
+def test_where_all_train_in_every_round_each_trains_alone(make, make_shards):
+    """Eq. 6: nothing ever comes down, so a silo's model is that of its own rounds."""
+    job = make(participation=1.0, cohorts="any")
+    shards, method = make_shards(job), job.method()
+    end = simulate(job, shards)
+    assert end.coordinator["unmatched"].tolist() == [0] * 5
+    state = initial_state(method, "b")
+    for round_ in range(job.length):
+        state = local_round(method, job, state, round_, {}, *shards["b"], "b").state
+    assert state_to_bytes(state) == state_to_bytes(end.states["b"])
+
+
+def test_a_blind_job_has_no_rounds_of_any_number(make_job):
+    with refused("would show silos each other's models, and a blind job hides them; take it out"):
+        make_job(
+            "fedsimsup",
+            {"cohorts": "any", "similarity": "samples"},
+            silos=list(FIVE),
+            participation=0.8,
+            min_cohort=3,
+            security={
+                "secure_aggregation": "required",
+                "weights": "public",
+                "dropouts": "any",
+                "counts": dict.fromkeys(FIVE, 20),
+            },
+        ).document()
+
+
 @pytest.mark.parametrize("alpha", ["eq8", "one"])
 def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make, alpha):
     """λ_e = 1/3: with "one" an absent silo keeps nothing of its own model."""
@@ -489,8 +537,9 @@ def test_participation_that_cannot_work_is_refused_at_admission(
     make, silos, participation, complaint
 ):
     job = make(silos, participation)
-    with refused(complaint):
+    with refused(f'{complaint}.*or write cohorts = "any" in a plain job'):
         job.document()
+    assert make(silos, participation, cohorts="any").document()
 
 
 def test_participation_that_works(make):
