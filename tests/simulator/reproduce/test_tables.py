@@ -80,10 +80,10 @@ OURS = {
     "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
     "Gap 1": "fedaims", "Gap 3": "fedaims", "Gap 5": "fedaims", "C (FedSSA)": "fedssa",
     "B (LG-FedAvg with M2)": "fedssa",
+    **{f"the {number} multiple of τ_0": "ppfl" for number in ("first", "second", "third")},
 }  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
-    "Central", "FD", "FedEM", "the first multiple of τ_0", "the second multiple of τ_0",
-    "the third multiple of τ_0", ("fedssa/table2", "FML"), ("fedssa/table2", "FedKD"),
+    "Central", "FD", ("fedssa/table2", "FML"), ("fedssa/table2", "FedKD"),
 }  # fmt: skip
 
 
