@@ -50,6 +50,8 @@
     launcher = "thread"    # or "process", "torchrun", "command": trained apart from the agent,
                            # which alone has the keys (docs/train-apart.md)
     processes = 2          # of "torchrun", each with a share of every batch
+    shard = true           # where adapters train, each holds but a piece of the weights that stand
+                           # still
     orders = "orders"      # its folder of orders, below directory; they hold records
     command = ["srun", "python", "-m", "staddle.silo.training", "{order}"]
     environment = ["SLURM_CONF"]  # variables that the trainer sees in addition to the usual ones
@@ -112,6 +114,7 @@ class Training(Strict):
     graphs: bool = pydantic.Field(default=True, strict=True)
     launcher: Launcher = "thread"
     processes: int = pydantic.Field(default=1, ge=1, le=1024)
+    shard: bool = pydantic.Field(default=False, strict=True)
     command: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     orders: Path = Path("orders")
@@ -127,6 +130,11 @@ class Training(Strict):
             raise ValueError("command has no {order}, for which the order's folder stands")
         if self.processes > 1 and self.launcher != "torchrun":
             raise ValueError('processes are those of launcher = "torchrun"')
+        if self.shard and not any((named, self.processes > 1)):
+            raise ValueError(
+                'shard = true shares weights out to several processes; set launcher = "torchrun"'
+                " and processes to how many"
+            )
         if self.environment and not apart:
             raise ValueError('environment is for trainer processes; set launcher = "process"')
         if self.gpus and len(self.gpus) * apart < self.jobs:

@@ -15,7 +15,8 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from itertools import chain
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -147,20 +148,41 @@ def _add_adapter(layer: Any, options: LoraOptions) -> None:
     layer.lora_scale = options.scale
 
 
-def computed(tensors: Mapping[str, Tensor], options: LoraOptions | None) -> dict[str, Tensor]:
+def computed(tensors: Mapping[str, Tensor], options: LoraOptions | None) -> Mapping[str, Tensor]:
     """A part's values, in which layers have the weights that they compute with, W + (α/r) B A.
 
-    What has no adapter stays, and so does a value without the others of its layer.
+    What has no adapter stays, and so does a value without the others of its layer. Each is made
+    when it is read: all of them together would be a second model.
     """
-    found = dict(tensors)
-    for name in tensors if options else ():
-        layer = name.removesuffix("lora_a.weight")
-        weight, b = f"{layer}weight", f"{layer}lora_b.weight"
-        if layer == name or not {weight, b} <= found.keys():
-            continue
-        added = torch.einsum("or,r...->o...", found.pop(b).flatten(1), found.pop(name))
-        found[weight] = found[weight] + cast(LoraOptions, options).scale * added
-    return found
+    return tensors if options is None else _Computed(tensors, options.scale)
+
+
+class _Computed(Mapping[str, Tensor]):
+    def __init__(self, tensors: Mapping[str, Tensor], scale: float) -> None:
+        self._tensors, self._scale = tensors, scale
+        layers = {name.removesuffix("lora_a.weight") for name in tensors}.difference(tensors)
+        # by the name of a weight, those of its B and A
+        self._added = {
+            f"{layer}weight": (f"{layer}lora_b.weight", f"{layer}lora_a.weight")
+            for layer in layers
+            if {f"{layer}weight", f"{layer}lora_b.weight"} <= tensors.keys()
+        }
+        matrices = set(chain.from_iterable(self._added.values()))
+        self._names = [name for name in tensors if name not in matrices]
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._tensors[name]
+        if name not in self._added:
+            return value
+        b, a = (self._tensors[own] for own in self._added[name])
+        added = torch.einsum("or,r...->o...", b.flatten(1), a)
+        return value + self._scale * added
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def adapters(module: nn.Module) -> Iterator[tuple[str, _Adapted]]:

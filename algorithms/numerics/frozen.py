@@ -1,5 +1,7 @@
 """Buffers of a module: those that are parameters which stand still, and running statistics."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 FROZEN = "_staddle_frozen"  # attribute of a layer: names of its buffers that were parameters
@@ -9,6 +11,14 @@ def frozen_names(module: nn.Module) -> set[str]:
     """Names of the buffers that were parameters before ``adapt``."""
     layers = module.named_modules()
     return {f"{name}.{own}".lstrip(".") for name, layer in layers for own in _frozen(layer)}
+
+
+def standing_still(modules: Mapping[str, nn.Module]) -> set[str]:
+    """The same of all parts of a model, by their names in ``SiloState.flat``."""
+    found: set[str] = set()
+    for part, module in modules.items():
+        found.update(map(f"part/{part}/".__add__, frozen_names(module)))
+    return found
 
 
 def _frozen(layer: nn.Module) -> frozenset[str]:

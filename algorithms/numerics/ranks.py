@@ -31,6 +31,10 @@ class Ranks(Protocol):
         """The sum over all processes, through which gradients flow back."""
         ...
 
+    def gathered(self, piece: Tensor, number: int) -> Tensor:
+        """The pieces [n] of all processes, one after another; ``number`` is that of the whole."""
+        ...
+
 
 class OneRank:
     """A process alone."""
@@ -43,6 +47,10 @@ class OneRank:
     def summed(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tensor
+
+    def gathered(self, piece: Tensor, number: int) -> Tensor:
+        """The piece, which is all there is."""
+        return piece
 
 
 ALONE: Ranks = OneRank()

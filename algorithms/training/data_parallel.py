@@ -6,7 +6,8 @@ the last bits of sums.
 
 - A batch whose loss is ``coupled``, or that has fewer records than there are processes, is computed
   whole by each of them: the result is the same, and nothing is gained. So are those of a model from
-  outside that couples records without batch norm.
+  outside that couples records without batch norm, and those whose shares would take another number
+  of calls in one process than in another.
 - Batch norm takes its statistics over the whole batch, by sums over all processes. (torch has
   nn.SyncBatchNorm for that, which refuses CPUs.) What couples records next to it sees the share of
   one process.
@@ -15,10 +16,12 @@ the last bits of sums.
 - Evaluations, measurements and surveys are not divided (silo/training/ranks.py).
 """
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any, cast
 
 import numpy as np
@@ -43,11 +46,11 @@ class DataParallel(PlainStepper):
     ) -> None:
         super().__init__(precision, hidden)
         self._ranks = ranks
-        # of the stage at hand: whether its batches cannot be split
-        self._whole = False
+        # of the stage at hand: whether its batches cannot be split, and records of one call
+        self._whole, self._rows = False, sys.maxsize
         # of the batches to come: whether each is split, and how much of it is computed here
         self._shares: deque[tuple[bool, float]] = deque()
-        self._split, self._weight = self._shared(0)
+        self._split, self._weight = False, 1 / ranks.size
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
@@ -62,7 +65,10 @@ class DataParallel(PlainStepper):
 
     def _shared(self, records: int) -> tuple[bool, float]:
         rank, size = self._ranks.rank, self._ranks.size
-        split = records >= size and not self._whole
+        # Weights are gathered in each call: all must have as many, and no share may be empty.
+        least = ceil(records // size / self._rows)
+        most = ceil(ceil(records / size) / self._rows)
+        split = least == most and not self._whole
         return split, len(range(rank, records, size)) / records if split else 1 / size
 
     def draws(self, of_job: np.random.Generator) -> np.random.Generator:
@@ -78,7 +84,7 @@ class DataParallel(PlainStepper):
             norm.forward = partial(self._normalised, norm)  # type: ignore[method-assign]
         # What else a model from outside does to couple records is not known.
         unknown = traits_of(modules).couples and not batch_coupled(modules)
-        self._whole = stage.coupled or unknown
+        self._whole, self._rows = stage.coupled or unknown, stage.rows or sys.maxsize
         # A round that failed left the shares of batches that it did not take.
         self._shares.clear()
         step = super().begin(modules, self._weighed(stage))

@@ -642,7 +642,11 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     LocalError for a file of another form. Only ``load_values`` checks that it fits a model.
     """
     # The file lies on the silo's disk, where another program may have changed it.
-    flat, metadata = tensor_file.from_bytes(data, origin)
+    return state_of(*tensor_file.from_bytes(data, origin), origin)
+
+
+def state_of(flat: Tensors, metadata: Mapping[str, str], origin: str) -> SiloState:
+    """The state of a file's tensors, which are named as in ``SiloState.flat``, and its metadata."""
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
         steps = LongestSteps.from_text(metadata[STEPS]) if STEPS in metadata else None

@@ -92,7 +92,7 @@ def processes(config: SiloConfig) -> "TrainerProcesses":
     return TrainerProcesses(
         {"process": PROCESS, "torchrun": torchrun}.get(own.launcher, own.command),
         own.orders,
-        DeviceTable(device=own.device, precision=own.precision, graphs=own.graphs),
+        DeviceTable.model_validate(own, from_attributes=True),
         {name: source.model_dump(mode="json") for name, source in config.sources.items()},
         config.dataset,
         own.environment,

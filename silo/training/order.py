@@ -10,7 +10,7 @@
                              and order.json has the table of the configuration that says where from
     trainer.log              what the processes print
     outcome.json             comes last: the loss and the work, or why there is none
-    outcome.safetensors      the silo's state after the round
+    outcome.safetensors      the silo's state after the round, without what stands still
     given.safetensors        its contributions
     marks.safetensors        what is counted of each test record, for the agent to add up
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ from ...algorithms.training.silo_round import (
     RoundOutcome,
     RoundReport,
     state_from_bytes,
+    state_of,
     state_to_bytes,
     to_modules,
 )
@@ -80,6 +81,7 @@ from ...files.tagged import of_kind
 from ...security.dp.noise import Randomness
 from ..parts import contributions
 from ..parts.contributions import Contributions, by_part, flattened
+from .still_values import completed, still_names
 from .trainer import SiloRound
 
 ORDER, STATE, DELIVERED = "order.json", "state.safetensors", "delivered.safetensors"
@@ -114,6 +116,13 @@ class DeviceTable(Strict):
     device: str = "cpu"
     precision: Precision = "float32"
     graphs: bool = True
+    shard: bool = False
+
+    @property
+    def of_private(self) -> Self:
+        """The same for a private job."""
+        # Its processes call the model as often as each has drawn records of, so not in turn.
+        return self.model_copy(update={"shard": False})
 
 
 class PaidFile(Strict):
@@ -229,7 +238,7 @@ class OrderFolder:
             limits=LimitsTable(**limits),
             paid=None if paid is None else PaidFile.of(paid),
             source=source,
-            on=on,
+            on=on.of_private if paid else on,
         )
         self._put_records(asked)
         delivered = _copied(flattened(asked.delivered))
@@ -261,7 +270,7 @@ class OrderFolder:
             raise ENDS.get(said.kind, LocalError)(said.text)
         job, origin = asked.of.job, self._name(NEXT)
         most = LARGEST + LARGER * _bytes(asked)
-        state = state_from_bytes(self._read(NEXT, most), origin)
+        state = completed(asked, state_from_bytes(self._read(NEXT, most), origin))
         _check_state(job, asked.silo, state, origin)
         given = contributions.from_bytes(self._read(GIVEN, most), self._name(GIVEN))
         _check_names(job, asked.round, given)
@@ -284,7 +293,7 @@ class OrderFolder:
         order = validate(parse_json(read_bytes(self.path / ORDER), ORDER), OrderFile, ORDER)
         job = Job.from_document(order.job, ORDER, order.packages)
         job = replace(job, weights_file=order.weights)
-        state = state_from_bytes(self._whole(STATE), self._name(STATE))
+        state = self._held(job, order)
         delivered, _ = tensor_file.from_bytes(self._whole(DELIVERED), self._name(DELIVERED))
         private = None if order.paid is None else PrivateSilo(order.paid.ahead, Randomness)
         asked = SiloRound(
@@ -299,6 +308,14 @@ class OrderFolder:
             Caution.of(order.limits.max_step, order.limits.max_parallel),
         )
         return asked, order.on
+
+    def _held(self, job: Job, order: OrderFile) -> SiloState:
+        """The state; weights that are to be sharded are mapped, so that nobody reads them whole."""
+        found, metadata = tensor_file.read(self.path / STATE)
+        mapped = still_names(job, order.silo) if order.on.shard else set()
+        for name in found.keys() - mapped:
+            found[name] = found[name].clone()  # for the reason that records are
+        return state_of(found, metadata, self._name(STATE))
 
     def _records(self, job: Job, table: Mapping[str, Any] | None) -> list[Dataset]:
         found = load_file(self.path / RECORDS)

@@ -5,7 +5,8 @@ the network between them reads gradients, and the noise of a private job, and ma
 are on one machine, they meet in a file of the order's folder, and listen on its loopback interface
 alone.
 
-Each process has the whole order. They share the batches that are trained on
+Each process has the whole order; with ``shard`` it holds but a piece of each weight that stands
+still (algorithms/numerics/sharded_weight.py). They share the batches that are trained on
 (algorithms/training/data_parallel.py, dp_sgd.py). Everything else, such as evaluations, each
 computes whole, and the outcome is that of process 0.
 """
@@ -28,6 +29,8 @@ from ...algorithms.training.accountant import Random
 from ...errors import LocalError
 
 MEETING = "ranks"  # the file of an order in which the processes of one machine meet
+# torch 2.13 gave it another name.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
@@ -77,9 +80,11 @@ class ProcessRanks:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._gathers = 0  # tells which wholes were gathered, in which order
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum; one message for all of a type."""
+        self._check_gathers()
         for dtype in {tensor.dtype: None for tensor in tensors}:
             own = [tensor for tensor in tensors if tensor.dtype == dtype]
             together = torch.cat([tensor.reshape(-1) for tensor in own])
@@ -88,9 +93,29 @@ class ProcessRanks:
             for tensor, piece in zip(own, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
 
+    def _check_gathers(self) -> None:
+        """LocalError where another process has gathered other weights: it got pieces of several."""
+        if not self._gathers:
+            return
+        own = self._gathers % 2**32
+        total = torch.tensor([own])
+        _told(dist.all_reduce, total)
+        if int(total) != self.size * own:
+            raise LocalError(
+                "the processes of this round have used other weights than one another, as a model"
+                " does whose layers depend on the records; set training.shard = false"
+            )
+
     def summed(self, tensor: Tensor) -> Tensor:
         """The sum; its gradient is that of all processes, too."""
         return summed(tensor)
+
+    def gathered(self, piece: Tensor, number: int) -> Tensor:
+        """The pieces [n] of all processes, one after another; ``number`` is that of the whole."""
+        self._gathers = hash((self._gathers, number))  # of integers it is the same everywhere
+        whole = piece.new_empty(self.size * len(piece))
+        _told(ALL_GATHER, whole, piece)
+        return whole
 
     def from_first(self, values: Tensor) -> Tensor:
         """The values of process 0, in place of all others'."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...errors import StaddleError
 from .order import Noted, OrderFolder
 from .ranks import FirstsRandom, ProcessRanks, joined, launched, own_device
+from .still_values import moved, shared_out
 from .trainer import Trainer, TrainingDevice
 
 TIED = "--tied"  # end with the standard input
@@ -52,8 +53,12 @@ def _compute(folder: OrderFolder) -> None:
         if private is not None and isinstance(ranks, ProcessRanks):
             fresh = partial(FirstsRandom, ranks, private.fresh)
             private = replace(private, fresh=fresh, ranks=ranks)
+        if on.shard:
+            asked = shared_out(asked, ranks)
         place = TrainingDevice(device, on.precision, graphs=on.graphs, ranks=ranks)
         outcome = place.outcome(replace(asked, note=noted, private=private))
+        # All of them, since it may have to be gathered.
+        outcome = replace(outcome, state=moved(asked, outcome.state))
         # The others have the same.
         if ranks.rank == 0:
             folder.give(outcome, noted)

@@ -250,6 +250,8 @@ LAUNCHED = {
     'environment = ["SLURM_CONF"]': "environment is for trainer processes",
     'launcher = "process"\nprocesses = 2': 'processes are those of launcher = "torchrun"',
     'launcher = "torchrun"\nprocesses = 0': "training.processes = 0",
+    'launcher = "torchrun"\nshard = true': "shard = true shares weights out",
+    'launcher = "process"\nshard = true': "shard = true shares weights out",
     "jobs = 2": "jobs = 2 trains in processes of each job at a time",
     "jobs = 5": "training.jobs = 5",
     'gpus = ["0"]': "gpus has 1 entries",
@@ -263,6 +265,14 @@ LAUNCHED = {
 def test_launchers_that_contradict_themselves_are_refused(load, lines):
     with refused(re.escape(LAUNCHED[lines])):
         load(f"{TEXT}[training]\n{lines}\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ['launcher = "torchrun"\nprocesses = 2', 'launcher = "command"\ncommand = ["srun", "{order}"]'],
+)
+def test_several_processes_can_share_weights_out(load, lines):
+    assert load(f"{TEXT}[training]\n{lines}\nshard = true\n").training.shard
 
 
 def test_orders_are_in_the_silos_own_folder(load):

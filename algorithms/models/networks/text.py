@@ -66,7 +66,7 @@ class TextEncoder(nn.Module):
     def __init__(self, tokens: int, length: int, width: int, dropout: float) -> None:
         super().__init__()
         self.tokens = tokens
-        self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.token, self.place = _table(tokens, width), _table(length, width)
         self.drop = dropped(dropout)
         self.blocks = nn.Sequential(OrderedDict())
         self.norm = nn.LayerNorm(width)
@@ -82,6 +82,12 @@ class TextEncoder(nn.Module):
         own = self.norm(states) * there[..., None]
         # A text of no tokens has the features 0.
         return own.sum(-2) / there.sum(-1, keepdim=True).clamp(min=1)  # type: ignore[no-any-return]
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    # Its constructor would draw values, for which torch imports its compiler on device "meta": two
+    # seconds in each process. They come from ``initialise`` (build.py).
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
 class TextBlock(nn.Module):

@@ -64,6 +64,15 @@ def test_coupled_batches_are_computed_whole_by_each(fields):
     assert len({way.draws(rng()).integers(2**62) for way in ways}) == 1
 
 
+def test_batches_of_which_not_all_have_as_many_calls_are_computed_whole():
+    """By one record per call, four records are two calls of the first process, one of others."""
+    _, shares, whole = begun(rows=1)
+    for own in shares:
+        assert all(map(np.array_equal, own, whole))
+    _, shares, whole = begun(rows=2)
+    assert not np.array_equal(shares[0][0], whole[0])
+
+
 def test_processes_that_share_a_batch_draw_apart():
     ways, _, _ = begun()
     drawn = [way.draws(rng()).integers(2**62, size=3) for way in ways]

@@ -23,6 +23,7 @@ from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.leaks.traps import Caution, TrapError
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.algorithms.training.paid_ahead import PaidAhead
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import (
     CancelledError,
@@ -47,6 +48,7 @@ DROPS = {"name": "mixed", "head": "fc", "input": [1, 8, 8], "options": {"dropout
 ADAMW = {"optimiser": "adamw", "lr": 0.003, "clip": 1.0, "weight_decay": 0.01}
 AUGMENT = [{"kind": "RandomCrop", "padding": 1}, {"kind": "RandomHorizontalFlip"}]
 SMALL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
+ADAPTED = {**SMALL, "lora": {"rank": 2}}
 JOBS = {
     **{method: {} for method in METHODS},
     "fedsimsup": {"options": {"tau_s": 1, "tau_theta": 2}, "participation": 0.75},
@@ -54,6 +56,8 @@ JOBS = {
     "knn-per": {"options": {"capacity": 20}},
     "fedem": {"options": {"models": 2}},
     "fedavg, blind": BLIND,
+    "fedavg, adapters": {"model": ADAPTED},
+    "fedper, adapters, private": {"model": ADAPTED, **PRIVATE},
     "fedper, dropout": {"model": DROPS},
     "fedavg, augmented": {"training": {**ADAMW, "augment": AUGMENT}},
     "fedper, private": PRIVATE,
@@ -143,6 +147,14 @@ def test_an_order_says_the_policys_bounds_and_how_to_train(asked, folder):
     assert taken.caution == asked.caution
     assert (taken.silo, taken.round, taken.trained, on) == ("a", 0, True, DeviceTable())
     assert taken.of.job.digest == asked.of.job.digest
+
+
+def test_weights_are_sharded_in_orders_of_plain_jobs_alone(asked, tmp_path):
+    """Processes of a private one call the model as often as each has drawn records of."""
+    for paid, expected in ((None, True), (PaidAhead(None, None, {}), False)):
+        folder = OrderFolder(tmp_path)
+        folder.put(asked, DeviceTable(shard=True), paid)
+        assert folder.take()[1].shard is expected
 
 
 def test_the_final_round_is_that_of_the_thread(asked, tmp_path):

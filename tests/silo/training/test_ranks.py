@@ -16,6 +16,7 @@ import pytest
 from support import ranked_runs
 from support.jobs import make_data, make_job
 from support.ranked_runs import Seeded
+from support.texts import texts
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.method import initial_state
@@ -51,6 +52,14 @@ def ordered(method, **fields):
     return asked, paid
 
 
+def adapted(**training):
+    """The same of a transformer with adapters."""
+    own = ranked_runs.ADAPTED_TRAINING | training
+    job = make_job("fedavg", model=ranked_runs.ADAPTED_TEXT, training=own).for_federation()
+    of = OrderedRecords(job, texts(21), texts(8, 1))
+    return SiloRound(of, "a", 0, initial_state(job.method(), "a"), {}), None
+
+
 def words(*program, folder):
     command = *TORCHRUN, "--nproc-per-node=2", *program
     return [str(word).replace("{order}", str(folder)) for word in command]
@@ -61,10 +70,11 @@ def launch(tmp_path_factory):
     """What came of the one launch: results by process, and the outcomes of two orders."""
     folder = tmp_path_factory.mktemp("launch")
     orders = {"plain": ordered("fedper"), "private": ordered("fedavg", privacy=NOISE)}
+    orders["sharded"] = adapted()
     folders = {name: OrderFolder(folder / "orders" / name) for name in orders}
     for name, (asked, paid) in orders.items():
         folders[name].path.mkdir(parents=True)
-        folders[name].put(asked, DeviceTable(), paid)
+        folders[name].put(asked, DeviceTable(shard=name == "sharded"), paid)
     program = words(ranked_runs.__file__, folder / "orders", folder / "result", folder=folder)
     # Its standard input ends with this process, and it with that.
     environment = os.environ | OF_TORCHRUN | ENVIRONMENT
@@ -87,7 +97,7 @@ def test_two_processes_equal_one_in_every_method(launch):
     assert not far
 
 
-@pytest.mark.parametrize("name", ["plain", "private"])
+@pytest.mark.parametrize("name", ["plain", "private", "sharded"])
 def test_an_order_that_two_processes_compute_comes_out_as_of_one(launch, name):
     asked, (found, taken) = launch[1][name]
     Seeded.number = count()
@@ -97,6 +107,20 @@ def test_an_order_that_two_processes_compute_comes_out_as_of_one(launch, name):
     assert found.contributions.keys() == expected.contributions.keys()
     assert found.report.trained == expected.report.trained
     assert Counter(taken) == (expected.spending.taken if name == "private" else Counter())
+
+
+def test_each_process_holds_half_of_what_stands_still(launch):
+    """Bytes of pieces, of sharded weights: all but the norms, the biases and the places."""
+    for result in launch[0]:
+        own, whole = result["held"]
+        assert own == whole / 2
+        assert whole > 12 * 128 * 128 * 4
+
+
+def test_processes_that_gather_different_weights_are_stopped(launch):
+    """Before they move by what came of it."""
+    for result in launch[0]:
+        assert "have used other weights than one another" in result["apart ways"]
 
 
 def test_noise_is_that_of_one_process(launch):
@@ -121,7 +145,7 @@ def place(tmp_path, monkeypatch):
     def make(*program):
         orders = tmp_path / "orders"
         return TrainerProcesses(
-            tuple(words(*program, folder="{order}")), orders, DeviceTable(), {}, "data"
+            tuple(words(*program, folder="{order}")), orders, DeviceTable(shard=True), {}, "data"
         )
 
     yield make
@@ -162,7 +186,7 @@ def talking(process):
 
 
 def test_a_process_that_is_killed_costs_the_round_and_ends_the_others(place):
-    asked, _ = ordered("fedper", training={"epochs": 10_000})
+    asked, _ = adapted(epochs=10_000)
     watched = Watched(talking, psutil.Process.kill, stops=False)
     with pytest.raises(LocalError, match="ended"):
         place(*PROGRAM).outcome(replace(asked, cancelled=watched))

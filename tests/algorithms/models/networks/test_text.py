@@ -3,6 +3,7 @@ import torch
 from support.engines import check_engines_agree
 from support.jobs import make_job
 from support.refusals import refused
+from support.texts import texts
 from torch import nn
 
 from staddle.algorithms.data.dataset import Dataset
@@ -21,16 +22,6 @@ TEXT = {
 
 def made(seed=7, **changes):
     return build(validate({**TEXT, **changes}, ModelOptions, "job.toml"), seed)
-
-
-def texts(count, seed=0, length=12):
-    """Texts of several lengths, in which the fourth token is that of the class."""
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(0, 3, (count,), generator=draw)
-    x = torch.randint(1, 20, (count, length), generator=draw)
-    x[:, 3] = 20 + y
-    x[torch.arange(length) >= torch.randint(5, length + 1, (count, 1), generator=draw)] = 0
-    return Dataset(x.float(), y)
 
 
 @torch.no_grad()
