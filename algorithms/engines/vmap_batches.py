@@ -73,7 +73,7 @@ def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> lis
         steps.append(step)
         silos.append(np.array(members))
         filled.append(_filled(own))
-        sizes.append(np.array([len(piece) for piece in own]))
+        sizes.append(np.array([*map(len, own)]))
 
     # One copy to the device for all calls: a copy per call would wait for the device.
     places = _split_on(device, filled)
@@ -118,10 +118,9 @@ def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tuple[Tensor, ...]:
     """The arrays on the device, flat; they go there in one copy."""
-    flat = [array.ravel() for array in arrays]
     # An empty array first, since ``concatenate`` rejects an empty list.
-    joined = np.concatenate([np.empty(0, np.int64), *flat])
-    return torch.split(torch.from_numpy(joined).to(device), list(map(len, flat)))
+    joined = np.concatenate([np.empty(0, np.int64), *map(np.ravel, arrays)])
+    return torch.split(torch.from_numpy(joined).to(device), list(map(np.size, arrays)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,12 +220,10 @@ class Stacked:
         self, round_: int, work: Sequence[SiloWork]
     ) -> tuple[dict[str, Facts], dict[str, SiloState]]:
         facts: dict[str, Facts] = {}
-        for one in work:
-            train_records = self._records[one.silo].train
-            facts[one.silo] = facts_of(self._job, one.silo, round_, train_records)
         states: dict[str, SiloState] = {}
         for one in work:
-            own = facts[one.silo]
+            train_records = self._records[one.silo].train
+            own = facts[one.silo] = facts_of(self._job, one.silo, round_, train_records)
             states[one.silo] = take_delivery(self._method, self._job, one.state, own, one.delivered)
         return facts, states
 

@@ -35,7 +35,7 @@ def evaluate(
     ``places`` are each silo's records in ``silos.x``, maybe none.
     """
     exact, most = _evaluating(silos.modules), chunk(silos.modules, silos.x.shape)
-    pieces = [_cut(own, most) for own in places]
+    pieces = list(map(partial(_cut, chunk=most), places))
 
     def marks(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return counting.marks(method.predict(parts_of(silos.modules, values), x), y)
@@ -78,7 +78,7 @@ def measure(
         # In float64, as ``training.measure`` adds up.
         return {name: tensor.double() for name, tensor in found.items()}
 
-    batches = together([cut(own) for own in places], True, silos.x.device)
+    batches = together(list(map(cut, places)), True, silos.x.device)
     found = ((batch, over_silos(measured)(*_inputs(silos, batch))) for batch in batches)
     return _rows_by_silo(found, silos.count) if rows else _sums_by_silo(found, silos.count)
 

@@ -334,18 +334,16 @@ class _Step:
             for part, name in changing:
                 values[part][name] = values[part][name].clone()
 
-        leaves = [tensor.detach().requires_grad_() for tensor in _of(values, self._moved)]
-        for (part, name), leaf in zip(self._moved, leaves, strict=True):
-            values[part][name] = leaf
+        leaves = _with_leaves(values, self._moved)
         mean, gradients = self._gradients(values, rows, places, lengths, leaves)
 
         # Gradients of linear layers come transposed; without this, each tensor would be updated by
         # a kernel of its own instead of all by one.
-        updates = [gradient.contiguous() for gradient in gradients]
+        updates = list(map(Tensor.contiguous, gradients))
         # It is copied only now: next to the activations it would raise the peak.
-        memory = [tensor[rows] for tensor in self._memory]
+        memory = list(map(itemgetter(rows), self._memory))
         if not in_place:
-            memory = [tensor.clone() for tensor in memory]
+            memory = list(map(Tensor.clone, memory))
         _apply(leaves, updates, memory, self._stage.optimiser, self._rate)
         if not in_place:
             _put(_of(self._values, changing), _of(values, changing), rows, alive)
@@ -381,9 +379,7 @@ class _Step:
 
         def gradient(own: Values, places: Tensor, length: Tensor | None) -> list[Tensor]:
             context = own.pop(_CONTEXT)
-            leaves = [tensor.detach().requires_grad_() for tensor in _of(own, self._moved)]
-            for (part, name), leaf in zip(self._moved, leaves, strict=True):
-                own[part][name] = leaf
+            leaves = _with_leaves(own, self._moved)
             with casting(self._x.device, self._precision):
                 parts = parts_of(self._modules, own)
                 x = channels_last(self._x[places], self._precision)
@@ -455,11 +451,21 @@ def _means(losses: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _copies(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    return mapped({_CONTEXT: tensors}, Tensor.clone)[_CONTEXT]
 
 
 def _of(values: Values, names: Names) -> list[Tensor]:
     return [values[part][name] for part, name in names]
+
+
+def _with_leaves(values: Values, names: Names) -> list[Tensor]:
+    """Put leaves of autograd in the place of these values, and return them."""
+    leaves: list[Tensor] = []
+    for part, name in names:
+        leaf = values[part][name].detach().requires_grad_()
+        values[part][name] = leaf
+        leaves.append(leaf)
+    return leaves
 
 
 def _parameters(modules: Modules, values: Values) -> Values:

@@ -8,6 +8,7 @@ thread).
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -254,7 +255,7 @@ def _weighted_together(
 
 def _apart(specs: Sequence[TensorSpec], flat: Tensor) -> dict[str, Tensor]:
     """The tensors that lie side by side in one."""
-    parts = zip(specs, torch.split(flat, [spec.elements for spec in specs]), strict=True)
+    parts = zip(specs, torch.split(flat, [*map(attrgetter("elements"), specs)]), strict=True)
     # Clones, or a state that keeps one tensor would keep the memory of all.
     return {spec.name: own.reshape(spec.shape).clone() for spec, own in parts}
 
