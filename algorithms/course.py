@@ -45,14 +45,15 @@ def records_taken(records: int, batch_size: int, last: LastBatch | None, wrap: b
     """
     whole, left = records - records % batch_size, records % batch_size
     # One record has no variance, at which batch norm fails; the code of FL-bench drops it too.
-    alone = left == 1 and whole > 0
+    alone = left == 1 <= whole
+    filled = ceil(records / batch_size) * batch_size
     taken = {
-        "fill": ceil(records / batch_size) * batch_size,
+        "fill": filled,
         "keep": records - alone,
-        "drop": whole or records,
-        None: records,
+        "drop": max(whole, min(records, batch_size)),
+        None: (records, filled)[wrap],
     }
-    return taken["fill" if wrap and last is None else last]
+    return taken[last]
 
 
 @dataclass(frozen=True)

@@ -423,7 +423,7 @@ def _idle_fault(file: JobFile) -> str:
     own = without_optimiser(file.method.name) in METHODS
     drawn = file.training.model_fields_set.intersection(OF_BATCHES)
     if own and not privacy.whole_silos and drawn:
-        keys = ", ".join(f"training.{key}" for key in sorted(drawn))
+        keys = ", ".join(map("training.{}".format, sorted(drawn)))
         fault = (
             "in a private job privacy.sample_rate says how many records a step draws: take out"
             f" {keys}, which would do nothing"

@@ -1,5 +1,7 @@
 """The ``[training]`` table of a job file."""
 
+from functools import partial
+from itertools import filterfalse
 from math import ceil
 from typing import Annotated, Any, Literal
 
@@ -74,9 +76,8 @@ class TrainingTable(Strict):
     def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without ``augment`` where records stay as they are, and ``last_batch`` by default."""
         written: dict[str, Any] = serialise(self)
-        for key in ("augment", "last_batch"):
-            if not getattr(self, key):
-                written.pop(key, None)
+        for key in filterfalse(partial(getattr, self), ("augment", "last_batch")):
+            written.pop(key, None)
         return written
 
     def steps(self, records: int) -> int:

@@ -10,6 +10,7 @@ import io
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 
 from ...algorithms.job.job import Job
@@ -256,7 +257,7 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
     # column and row may be of some silos alone: measures are made again from theirs
     place, choices = row.dealt
     for run in runs:
-        own = {silo.name for silo in run.silos[place - 1 :: choices]}
+        own = set(map(attrgetter("name"), run.silos[place - 1 :: choices]))
         history = within(run.history, column.silos, own)
         score = scores(history).get(row.score)
         if score is None:
@@ -289,7 +290,8 @@ def within(history: Sequence[Measured], start: str, own: Collection[str]) -> tup
     reduced = []
     for one in history:
         # the names of a source's silos begin alike, so a column may be one source
-        silos = [silo for silo in one.records if silo in own and silo.startswith(start)]
+        kept = filter(own.__contains__, one.records)
+        silos = [silo for silo in kept if silo.startswith(start)]
         if silos:
             reduced.append(one.of(silos))
     return tuple(reduced)

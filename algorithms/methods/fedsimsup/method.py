@@ -149,7 +149,7 @@ class FedSimSupOptions(Strict):
     similarity: Literal["labels", "samples"] = "labels"
     """s_ij: the cosine of label proportions, or m_j as in FedAvg."""
     cohorts: Literal["safe", "any"] = "safe"
-    """Rounds of three silos or more, but not of all; or, as in the paper, of any number."""
+    """Rounds of three silos or more, but not of all; or of any number, as the paper allows."""
     alpha: Literal["eq8", "one"] = "eq8"
     """α of Eq. 7: of Eq. 8, or 1, by which an absent silo keeps nothing of its own model."""
 

@@ -210,8 +210,8 @@ class FedSSA(Method):
 
     def by_class(self, round_: int) -> tuple[str, ...]:
         """The deltas of the rows, if they are summed class by class."""
-        stale = self.options.stale_inclusive and self.options.m1
-        return (self.deltas.name,) if stale else ()
+        counted = self.options.stale_inclusive & self.options.m1
+        return (self.deltas.name,) if counted else ()
 
     @property
     def withholds(self) -> str:
@@ -290,7 +290,7 @@ class FedSSA(Method):
     def _presence(self, facts: Facts) -> Tensor:
         """1 for each class [C] whose row the silo contributes; without M1 for all."""
         held = (facts.class_counts > 0).long()
-        return held.clamp(min=int(not self.options.m1))
+        return held.clamp(min=1 - self.options.m1)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together.

@@ -76,17 +76,19 @@ def test_a_job_may_take_the_options_of_the_paper(tmp_path):
 PAPERS = {
     "fedsimsup": {"supervisor": ("lenet",), "schedule": "paper", "similarity": "labels",
         "alpha": "eq8", "c": None, "gamma": None},
-    "fedssa": {"mu_0": 0.5, "t_stable": 20, "stale_inclusive": False, "min_holders": 1,
+    "fedssa": {"mu_0": 0.5, "t_stable": 20, "m1": True, "m2": "fuse",
+        "stale_inclusive": False, "min_holders": 1,
         "clip": None, "extractors": ()},
     "ppfl": {"variant": "ppfl1", "mixture": "probabilities", "canonical": "linear",
         "schedule": "alternating", "membership_batches": False, "lam": 1e-5, "lam_scale": "literal",
         "weights": "equal", "no_affinity": False, "double_exponential": False},
     "fedaims": {"sampling": "algorithm2", "similarity": "raw", "sketch": 0, "reduction": "sum",
-        "prototype_weights": "paper_p", "mu": 1.0, "main_weight": None},
+        "prototype_weights": "paper_p", "mu": 1.0, "main_weight": None, "update_gap": 1},
     "pfedsim": {"rho": 0.5, "similarity": "per_class", "self_weight": None},
 }  # fmt: skip
 UNSAID = {
-    "fedsimsup": {"tau_s", "tau_theta"},
+    # how many silos a round may have at all
+    "fedsimsup": {"tau_s", "tau_theta", "cohorts"},
     # memberships are released for people to look at: nothing that is computed depends on it
     "ppfl": {"models", "hidden", "p_theta", "membership_lr", "floor", "release_membership"},
     "fedaims": {"aux_ce"},
