@@ -220,7 +220,7 @@ def _gaps(missing: Mapping[str, int]) -> str:
 
 
 def _meanings(source: DataTable) -> str:
-    return f"; {source.meanings}: correct data.classes if not so" if source.meanings else ""
+    return f"; {source.meanings}: correct data.classes if not so" * bool(source.meanings)
 
 
 def _truths(records: Dataset) -> str:
@@ -280,7 +280,7 @@ def _job(
     folder.check_new(signed, left.__contains__)
     if admitted is None:
         return job, said
-    on = f" of data set {job.dataset!r}" if job.dataset else ""
+    on = f" of data set {job.dataset!r}" * bool(job.dataset)
     counts = f"{len(admitted.train)} records{on} to train on, {len(admitted.test)} to test on"
     if kept is None:
         # The split above used a temporary key; the agent will draw another.
