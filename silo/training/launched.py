@@ -61,6 +61,10 @@ OF_TORCHRUN = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2",
 }
 
+# Memory of weights that were gathered goes back at once. Else glibc keeps what is below 32 MiB, in
+# pieces that the next weight may not fit into.
+OF_SHARDED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 # What a trainer sees of the agent's environment, by the whole name or its beginning. Anything else
@@ -228,6 +232,8 @@ class TrainerProcesses:
             for name, value in os.environ.items()
             if name in known or name.startswith(FAMILIES)
         }
+        if self.on.shard:
+            seen |= OF_SHARDED
         return seen | OF_TORCHRUN
 
 
