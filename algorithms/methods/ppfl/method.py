@@ -29,7 +29,10 @@ Readings, where the paper leaves a choice:
 - PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"``
   mixes scores before it, as the deep form of the paper's figure; for linear canonical models that
   is PPFL2, as in the authors' code.
-- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
+- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps. The gradient of
+  u_k holds c_ik, at first 1/K. So canonical models learn K times slower at the rate that suits
+  FedAvg, and may not have found the groups when the rate falls. K times that rate finds them on
+  the synthetic set (docs/results.md).
 - Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments
   to a tenth after T/2 and again after 3T/4 rounds.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.

@@ -125,7 +125,7 @@ def test_what_cannot_be_meant_is_refused_with_file_key_and_fix(experiment, piece
 
 
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")
-@pytest.mark.parametrize("name", ["digits", "cifar10-pfedsim"])
+@pytest.mark.parametrize("name", ["digits", "cifar10-pfedsim", "ppfl-synthetic"])
 def test_examples_can_be_read(name):
     assert read(EXAMPLES / f"{name}.toml").name == name
 
