@@ -2,8 +2,9 @@
 
 ``python benchmarks/results_pictures.py [docs/results.csv]``
 
-The CSV has a line per method and setting, in percent; ``rounds_of_paper`` is the full protocol. Its
-lines come from the tables that ``staddle reproduce`` wrote, and are those of docs/results.md.
+The CSV has a line per method and setting, in percent; ``silos_of_paper`` and ``rounds_of_paper``
+are the full protocol, and ``measure`` is how silos are averaged. Its lines come from the tables that
+``staddle reproduce`` wrote, and are those of docs/results.md, which says what was tested.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from staddle.simulator.reproduce.picture import drawn
 from staddle.simulator.reproduce.published import PaperColumn, PaperRow, PaperValue
 from staddle.simulator.run.scores import Spread
 
-SCORE = ("all/trained", "micro", "last")  # has no place in the picture
+SCORE = ("all/trained", "micro", "last")  # not in the picture, which has what the page calls ours
 
 
 def share(text: str) -> float | None:
@@ -29,8 +30,13 @@ def share(text: str) -> float | None:
 def cell(line: Mapping[str, str]) -> Cell:
     """A line of the CSV."""
     title = line["setting"]
-    if line["rounds"] != line["rounds_of_paper"]:
-        title += f"\nours: {line['rounds']} of {line['rounds_of_paper']} rounds"
+    smaller = [
+        f"{line[what]} of {line[f'{what}_of_paper']} {what}"
+        for what in ("silos", "rounds")
+        if line[what] != line[f"{what}_of_paper"]
+    ]
+    if smaller:
+        title += f"\nours: {', '.join(smaller)}"
     mean, deviation = share(line["published"]), share(line["published_deviation"])
     score = Spread(int(line["seeds"]), float(line["ours"]) / 100, share(line["ours_deviation"]))
     silos = int(line["silos"])

@@ -139,6 +139,14 @@ class RowTable(Strict):
     own: dict[Name, OwnTable | Literal[False]] = Field(default_factory=dict)
     published: tuple[str, ...]
 
+    @pydantic.field_validator("dealt")
+    @classmethod
+    def _one_of_them(cls, dealt: tuple[int, int]) -> tuple[int, int]:
+        place, choices = dealt
+        if place > choices:
+            raise ValueError(f"dealt = [{place}, {choices}]: the first is at most the second")
+        return dealt
+
 
 class ColumnTable(Strict):
     """One column: a setting, all of its silos or those whose names begin so.

@@ -73,7 +73,7 @@ part        way   tensors                                     exchange
 ==========  ====  ==========================================  ======================================
 backbone    both  φ                                           Sum, weighted by samples
 prototypes  both  ``mean`` [C, D]; zeros for a class without  Sum, class by class
-direction   up    "algorithm2" only, in one of              Gram, of sketches [1, sketch]; whole
+direction   up    "algorithm2" only, in one of                Gram, of sketches [1, sketch]; whole
                   ``update_gap`` rounds: unit vector of the   for ``sketch`` = 0 and for |φ| ≤
                   update or of φ [1, |φ|]                     sketch
 block       down  "algorithm2" only: b_i                      -

@@ -194,7 +194,7 @@ class FedSimSup(Method):
         # With all silos in each round only Eq. 6 applies, and nothing is exchanged.
         fault = participation_fault(setting.cohort_size, len(setting.silos))
         if fault and not any_number:
-            raise LocalError(f'method fedsimsup: {fault}, or write cohorts = "any" in a plain job')
+            raise LocalError(f"method fedsimsup: {fault}")
         self.fewest = {"safe": FEWEST, "any": 1}[self.options.cohorts]
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
@@ -495,7 +495,8 @@ def participation_fault(cohort: int, silos: int) -> str:
     if cohort < FEWEST:
         return (
             f"{cohort} of {silos} silos train in a round, an absent silo would get next to a copy"
-            f" of one model; raise participation, or min_cohort to {FEWEST}"
+            f" of one model; raise participation, or min_cohort to {FEWEST}; or write cohorts ="
+            ' "any" in a plain job whose silos may have one another\'s models'
         )
     return ""
 

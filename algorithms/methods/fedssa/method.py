@@ -38,9 +38,9 @@ The paper's ablations (Tables 4 and 5) are options, by its names for the two hal
 
 - ``m1 = false`` averages all rows over all silos of the round, each counted once, whether or not
   they hold the class: the whole header, as LG-FedAvg has it. With M2 that is case B of Table 4.
-- ``m2 = "seen"`` replaces the rows of seen classes, θ_k^s ← θ^s: case B of Table 5, and the same as
-  μ_0 = 0. ``m2 = "all"`` replaces every row, case A. A row that no silo held yet, or that is
-  withheld, stays the silo's own.
+- ``m2 = "seen"`` replaces the rows of seen classes, θ_k^s ← θ^s: case B of Table 5. μ_0 = 0 does
+  the same, and stays for jobs that have it. ``m2 = "all"`` replaces every row, case A. A row that
+  no silo held yet, or that is withheld, stays the silo's own.
 
 Deviations: none by default.
 
@@ -74,8 +74,9 @@ yes    up    ``deltas``: rows [C, d+1] and presence      Sum, total
 both   down  ``header``: rows [C, d+1], status [C]       -
 =====  ====  ==========================================  ===========================================
 
-With ``m1 = false`` the sum of ``rows`` is one mean, and presence is 1 everywhere: nothing that
-crosses depends on classes, and nothing is counted class by class.
+With ``m1 = false`` the sum of ``rows`` is one mean, and presence is 1 everywhere: no size, weight
+or zero that crosses depends on classes, and holders are not counted. The mean is protected as that
+of any shared classifier is, by the number of its silos.
 
 Besides the sums of rows, the coordinator learns the number of holders of each class; in the clear
 also which classes each silo holds. A presence above 1 is refused, so no silo stands for several of
@@ -132,7 +133,7 @@ class FedSSAOptions(Strict):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest Euclidean norm of a batch's gradient; the authors' code has 50."""
     min_holders: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
-    """Fewest silos behind a published row; not from the paper."""
+    """Fewest silos that hold the class of a published row; not from the paper."""
 
     @model_validator(mode="after")
     def _no_idle_key(self) -> "FedSSAOptions":
@@ -142,6 +143,11 @@ class FedSSAOptions(Strict):
             raise ValueError(
                 f"mu_0 and t_stable do nothing with m2 = {self.m2!r}, which fuses nothing;"
                 " take them out"
+            )
+        if not self.m1 and self.min_holders > 1:
+            raise ValueError(
+                "min_holders counts the silos that hold a class, and m1 = false averages over all;"
+                " leave min_holders out"
             )
         return self
 

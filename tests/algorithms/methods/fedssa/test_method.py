@@ -556,6 +556,7 @@ def test_the_job_s_own_model_as_the_only_extractor_changes_nothing(make_shards):
     ("options", "complaint"),
     [
         ({"min_holders": 4}, "min_holders = 4, but there are 3 silos; lower it"),
+        ({"min_holders": 2, "m1": False}, "m1 = false averages over all; leave min_holders out"),
         ({"mu0": 1.0}, "did you mean 'mu_0'"),
         ({"extractors": ["digits-cnn-z"]}, "no such model: digits-cnn-z; known: lenet5"),
         (
