@@ -306,6 +306,11 @@ class Method(ABC):
         return Effort(epochs=self.setting.epochs)
 
     @property
+    def simulated_only(self) -> str:
+        """Why no federation may run it with these options; empty if one may."""
+        return ""
+
+    @property
     def private_fault(self) -> str:
         """Why a job with these options cannot be private; empty if it can.
 

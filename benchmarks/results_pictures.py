@@ -3,8 +3,8 @@
 ``python benchmarks/results_pictures.py [docs/results.csv]``
 
 The CSV has a line per method and setting, in percent; ``silos_of_paper`` and ``rounds_of_paper``
-are the full protocol, and ``measure`` is how silos are averaged. Its lines come from the tables that
-``staddle reproduce`` wrote, and are those of docs/results.md, which says what was tested.
+are the full protocol, and ``measure`` is how silos are averaged. Its lines come from the tables
+that ``staddle reproduce`` wrote, and are those of docs/results.md, which says what was tested.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.data.features import Feature
-from ..algorithms.data.options import DataTable, Pixels
+from ..algorithms.data.options import SCALES, DataTable, Pixels
 from ..algorithms.data.sources.formats.table import Table
 from ..algorithms.job.job import Job
 from ..algorithms.models.build import input_shape
@@ -54,13 +54,14 @@ def _as_a_whole(what: str, job: Job) -> tuple[dict[str, Any], ...]:
 
 
 class NormalisedPixels(nn.Module):
-    """(pixel - mean) / std per channel."""
+    """(pixel - mean) / std per channel, of pixels as the contract counts them."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, contract: Pixels, channels: int) -> None:
         super().__init__()
+        self.scale = SCALES[contract.pixels]
         for name in ("mean", "std"):
             values = torch.tensor(getattr(contract, name)).expand(channels).clone()
             self.register_buffer(name, values)
@@ -68,7 +69,7 @@ class NormalisedPixels(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Pixels [B, channels, …] of 0 … 1."""
         sides = (1, -1, *[1] * (x.ndim - 2))
-        return (x - self.mean.reshape(sides)) / self.std.reshape(sides)
+        return (self.scale * x - self.mean.reshape(sides)) / self.std.reshape(sides)
 
 
 class TableColumns(nn.Module):

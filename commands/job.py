@@ -125,8 +125,9 @@ def _for_records(data: Path, label: str) -> dict[str, Any]:
     printer.show(*tables.notes())
     printer.show(
         f"center (mean), scale (deviation) and missing of numbers are those of {data}, rounded;"
-        " least and most lie ten scales or more around. Every silo reads them. Where they must not"
-        " be told, or do not fit all silos, write in others that all agree on (docs/statistics.md)"
+        " least and most are its range, as wide again at either end, rounded. Every silo reads"
+        " them. Where they must not be told, or do not fit all silos, write in others that all"
+        " agree on (docs/statistics.md)"
     )
     described = tables.described
     # Other silos may lack values where this file lacks none.

@@ -190,6 +190,7 @@ class Agent:
 
         self._word = KeptWord(config.directory)
         self._losses: Counter[str] = Counter()  # why there was no session, since the last task
+        self._stops_told: Counter[str] = Counter()  # by job
 
         # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_logged: set[str] = set()  # digests of jobs
@@ -448,7 +449,11 @@ class Agent:
         stopped = {each.job_digest.hex(): each.reason for each in told.stopped.jobs}
         left = {digest: stopped[digest] for digest in stopped.keys() - at_work}
         for job, why in self._word.note_stops(left).items():
-            log.event("job.stopped", job=job, why=why)
+            # However often a coordinator changes its word, the log has few lines of it.
+            self._stops_told[job] += 1
+            times = self._stops_told[job]
+            tell = log.event if times.bit_count() == 1 else log.unwritten
+            tell("job.stopped", job=job, why=why, times=times)
 
     async def _connect(self, lane: Lane, attempt: int) -> Event:
         # Another lane has opened a session meanwhile. It settled uploads that broke before, not one

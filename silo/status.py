@@ -147,8 +147,8 @@ def _told(job: SiloJobStatus, word: CoordinatorWord) -> SiloJobStatus:
     """A job with what the coordinator says of one that has not ended."""
     if job.finished or job.failed:
         return job
-    stops = word.stopped.get(job.digest, "")
-    return replace(job, stopped=bool(stops), reason=stops, lost=word.lost)
+    stopped, why = job.digest in word.stopped, word.stopped.get(job.digest, "")
+    return replace(job, stopped=stopped, reason=why, lost=word.lost)
 
 
 def _policy(config: SiloConfig, verified: AuditResult) -> PolicyStatus:

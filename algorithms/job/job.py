@@ -45,7 +45,7 @@ import torch
 from numpy.random import Generator
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ...errors import LocalError
+from ...errors import LocalError, check_local
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
 from ...files.packages import Package, others_code
 from ...files.program_code import is_program
@@ -655,6 +655,8 @@ class Job:
                 f"{name!r} is of a program on this machine, for simulations; make it an entry point"
                 " of a package, which silos can install"
             )
+        fault = self.method().simulated_only
+        check_local(not fault, f"method {self.method_name!r}: {fault}")
         return replace(self, federated=True)
 
     @cached_property

@@ -19,6 +19,7 @@ from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"
 TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 LONGEST_NAME = 255  # of a tensor
+MOST_PHASES = 256
 ABSENT = object()  # a mark that equals no value of a document
 
 PartsOf = Callable[[int], tuple[Part, ...]]
@@ -60,13 +61,19 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
     says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
     "1.0"}``: both ends reject values beyond them.
     """
-    # A job of a thousand rounds has two or three phases: people read this document and sign it.
+    # A job of a thousand rounds has two or three phases: people read this document and sign it. A
+    # job of a few bytes must not take minutes and gigabytes either.
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):
         now = (up(round_), down(round_))
         # Whole parts are compared: another bound or exchange begins a phase, too.
         if now != before:
+            check_local(
+                len(found) < MOST_PHASES,
+                f"round {round_}: what crosses changes for the {MOST_PHASES}th time, and nobody"
+                " could read that; lower rounds, or let the method change it more rarely",
+            )
             found.append(_phase(round_, *now))
         before = now
     return found

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .ranks import Ranks
 
@@ -77,15 +77,23 @@ class ShardedWeight(Tensor):
     ) -> Any:
         """Compute with whole weights, but for what autograd may keep: views, and another dtype."""
         first, named = args[0], kwargs or {}
+        if any(isinstance(value, cls) for value in _written(operation, args, named)):
+            raise TypeError(f"{operation} would write to a weight that stands still")
         if isinstance(first, cls):
-            if operation._schema.is_mutable:  # noqa: SLF001 no other name for it
-                raise TypeError(f"{operation} would write to a weight that stands still")
             # A transpose, of which ``linear`` makes use, must not keep the whole weight.
             if operation.is_view and (seen := _seen(first.piece, operation, args[1:], named)):
                 return seen[0]
             if operation is torch.ops.aten._to_copy.default:  # noqa: SLF001
                 return _moved(first.piece, named)
         return operation(*tree_map(whole, args), **tree_map(whole, named))
+
+
+def _written(operation: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """The tensors that an operation writes to: arguments, or what is in lists of them."""
+    declared = operation._schema.arguments  # noqa: SLF001 no other name for it
+    given = {**dict(zip((each.name for each in declared), args, strict=False)), **named}
+    names = [each.name for each in declared if each.alias_info and each.alias_info.is_write]
+    return tree_leaves([given[name] for name in names if name in given])
 
 
 def _weight(piece: WeightPiece) -> ShardedWeight:

@@ -218,11 +218,11 @@ def _feature(columns: Sequence[Column]) -> Feature | None:
 def _range(first: float, last: float) -> tuple[float, float]:
     """The bounds of a feature whose smallest and largest values are these.
 
-    What is never negative stays so. The ends are a multiple of the power of ten below the width:
-    a job is read by all its silos, and none of them is to read the value of an extreme record.
+    What is never negative stays so. The ends are a multiple of the power of ten above the width: a
+    job is read by all its silos, and none of them is to read the value of an extreme record.
     """
     width = last - first
-    digits = -floor(log10(width))
+    digits = -floor(log10(width)) - 1
     step = 10.0**-digits
     # Zero limits an end that no value has crossed.
     lowest, highest = {True: 0.0}.get(first >= 0, -inf), {True: 0.0}.get(last <= 0, inf)

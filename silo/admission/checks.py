@@ -248,6 +248,9 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     if job.counted:
         yield from _holder_objections(job, policy)
+    # Other methods count holders, or share no rows by class.
+    elif job.method_name == "fedssa":
+        yield from _uncounted_objections(policy)
 
 
 def smallest_sum(job: Job) -> int:
@@ -275,10 +278,25 @@ def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
         )
 
 
+def _holders_asked(policy: Policy) -> tuple[int, str]:
+    """Silos that a policy asks behind a row of a class, and where it says so if not by its key."""
+    holders = policy.file.secure_aggregation.min_holders
+    return (holders, "") if holders else (policy.terms.min_cohort, " (by default, its min_cohort)")
+
+
+def _uncounted_objections(policy: Policy) -> Iterator[str]:
+    # A silo that lacks a class keeps its row near the common beginning, so the mean over all shows
+    # the row of a single holder.
+    holders, of = _holders_asked(policy)
+    yield (
+        "the job averages the row of a class over all silos, also if one alone holds it (m1 ="
+        f" false); the policy has secure_aggregation.min_holders = {holders}{of}; have the job"
+        " signed without m1 = false"
+    )
+
+
 def _holder_objections(job: Job, policy: Policy) -> Iterator[str]:
-    holders, of = policy.file.secure_aggregation.min_holders, ""
-    if not holders:
-        holders, of = policy.terms.min_cohort, " (by default, its min_cohort)"
+    holders, of = _holders_asked(policy)
     if job.min_holders < holders:
         yield (
             f"the job sums rows of a class that {job.min_holders} silos hold; the policy has"

@@ -9,12 +9,13 @@ coordinator that lies here could as well be silent. A file that the disk damaged
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from ...errors import LocalError
+from ...errors import LocalError, UnwritableError
 from ...files import checked_file
 from ...files.documents import Strict
 from ..job_folder import MOST_REASON, accepted
@@ -34,7 +35,7 @@ class CoordinatorWord(Strict):
 
 
 class KeptWord:
-    """The file of a silo's folder; each change is durable when the call returns."""
+    """The file of a silo's folder; each change is durable when the call returns, if it has room."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -59,8 +60,10 @@ class KeptWord:
     def _keep(self, word: CoordinatorWord) -> None:
         # It is told with each poll: the disk is asked only for what is new.
         if word != self._word:
-            checked_file.write_json(self._directory / FILE, word)
             self._word = word
+            # A full disk ends the agent where something depends on it, which this does not.
+            with suppress(UnwritableError):
+                checked_file.write_json(self._directory / FILE, word)
 
 
 def read(directory: Path) -> CoordinatorWord:

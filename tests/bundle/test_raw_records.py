@@ -70,6 +70,14 @@ def test_a_record_that_is_one_thing_has_its_shape(image):
     assert whole == {"record": "pixels from 0 to 1", "shape": [1, 8, 8]}
 
 
+def test_pixels_count_as_the_contract_says(image):
+    model = load(image)
+    contract = model.contract.model_copy(update={"pixels": "bytes", "mean": (0.5,)})
+    form = raw_form(contract, model.job)
+    assert torch.allclose(form.module(form.raw), form.ready, rtol=1e-6)
+    assert form.ready.max() > 100
+
+
 def test_days_stand_for_dates():
     table = columns(
         features=["born", "chol"], categories={}, dates={"born": "%d.%m.%Y"}, scale={"born": 365.0}

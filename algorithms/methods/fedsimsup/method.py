@@ -52,7 +52,7 @@ What security asks:
   applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
   silo's model. A round that fewer than three silos complete posts nothing. One participant alone
   with labels in common is still the whole row. The paper has no such bounds: ``cohorts = "any"``
-  takes them away, in a plain job. With K = 1 an absent silo then gets the very model of another.
+  takes them away, in a simulation. With K = 1 an absent silo then gets the very model of another.
 - θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of
   Eq. 7 in one step.
 - Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census
@@ -233,6 +233,12 @@ class FedSimSup(Method):
         With ``similarity = "samples"`` no labels are compared.
         """
         return self.labels
+
+    @property
+    def simulated_only(self) -> str:
+        """With ``cohorts = "any"``: no policy could tell such rounds from others."""
+        shows = 'cohorts = "any" is for simulations, since a silo may get the very model of another'
+        return shows * (self.options.cohorts == "any")
 
     # The silo half.
 
@@ -495,8 +501,8 @@ def participation_fault(cohort: int, silos: int) -> str:
     if cohort < FEWEST:
         return (
             f"{cohort} of {silos} silos train in a round, an absent silo would get next to a copy"
-            f" of one model; raise participation, or min_cohort to {FEWEST}; or write cohorts ="
-            ' "any" in a plain job whose silos may have one another\'s models'
+            f" of one model; raise participation, or min_cohort to {FEWEST}; a simulation may say"
+            ' cohorts = "any"'
         )
     return ""
 

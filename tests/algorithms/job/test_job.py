@@ -15,7 +15,7 @@ from staddle.algorithms.exchange.parts import (
     TensorSpec,
 )
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
-from staddle.algorithms.job.schema import phases
+from staddle.algorithms.job.schema import MOST_PHASES, phases
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.files.documents import canonical_json, parse_json
@@ -489,7 +489,21 @@ def test_no_more_tensors_cross_than_a_manifest_may_have():
 
     most = parts(MOST_TENSORS)
     assert len(phases(1, lambda _: most, lambda _: ())) == 1
+
     more = parts(MOST_TENSORS + 1)
     for up, down in ((more, ()), ((), more)):
         with refused(f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"):
             phases(1, lambda _, up=up: up, lambda _, down=down: down)
+
+
+def test_what_crosses_does_not_change_from_round_to_round_for_ever():
+    asked = []
+
+    def up(round_):
+        asked.append(round_)
+        return (one,) * (round_ % 2)
+
+    one = Part("a", Kind.METRIC, Sum("total"), (TensorSpec("t", "float32", (1,)),))
+    with refused("what crosses changes for the 256th time"):
+        phases(10**9, up, lambda _: ())
+    assert len(asked) == MOST_PHASES + 1

@@ -96,6 +96,20 @@ def test_views_and_types_stay_in_pieces():
     assert torch.equal(found.split(100)[1], weight[100:])
 
 
-def test_nobody_writes_to_a_piece():
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.mul_(2),
+        lambda weight: torch._foreach_mul_([weight], 2),
+        lambda weight: torch.mul(drawn(150, 150), 2, out=weight),
+    ],
+)
+def test_nobody_writes_to_a_piece(write):
     with pytest.raises(TypeError, match="would write to a weight that stands still"):
-        Played().shard(drawn(150, 150)).mul_(2)
+        write(Played().shard(drawn(150, 150)))
+
+
+def test_what_is_computed_from_a_piece_is_written_elsewhere():
+    ranks, weight, found = Played(), drawn(150, 150), torch.empty(150, 150)
+    torch.mul(ranks.shard(weight), 2, out=found)
+    assert torch.equal(found, 2 * weight)

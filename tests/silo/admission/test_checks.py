@@ -522,6 +522,12 @@ def test_4_rows_of_a_class_are_of_as_many_silos_as_asked(ask, refused, blind, as
         assert ask(**made).job.counted
 
 
+def test_4_rows_of_a_class_are_not_averaged_over_silos_that_do_not_hold_it(refused, blind):
+    job = {"asks": TRUST, "silos": FIVE, "options": {"m1": False}}
+    why = refused("POLICY", **blind("over-all", BLIND, "fedssa", **job))
+    assert "the job averages the row of a class over all silos, also if one alone holds it" in why
+
+
 def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blind):
     """Who can alter the holders can have the row of one silo alone."""
     why = refused("POLICY", **blind("untrusted-counts", BLIND, "fedssa", asks='trust = "none"'))

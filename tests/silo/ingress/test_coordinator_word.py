@@ -9,7 +9,8 @@ from support.signed_federation import job_document
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.commands.federation import local_federation
-from staddle.errors import UnreachableError
+from staddle.errors import UnreachableError, UnwritableError
+from staddle.files import checked_file
 from staddle.proto import federation_pb2 as pb
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
@@ -92,6 +93,7 @@ def test_a_job_on_whose_round_a_lane_works_is_not_called_stopped(silo):
     agent, (first, second) = Agent.__new__(Agent), silo.digests
     agent._word = KeptWord(silo.directory)
     at_work = RoundOpened("first", first, 0, 0, ())
+    agent._stops_told = Counter()
     agent._lanes = (Lane(0, task=at_work), Lane(1))
     stops = [pb.StoppedJob(job_digest=bytes.fromhex(each), reason="so") for each in silo.digests]
     told = pb.Task(stopped=pb.StoppedJobs(jobs=stops))
@@ -102,6 +104,39 @@ def test_a_job_on_whose_round_a_lane_works_is_not_called_stopped(silo):
     agent._lanes = (Lane(0), Lane(1))
     agent._note_stops(told)
     assert read(silo.directory).stopped == {first: "so", second: "so"}
+
+
+def test_stops_that_come_and_go_are_logged_ever_more_rarely(silo, monkeypatch):
+    first, _ = silo.digests
+    agent, lines = Agent.__new__(Agent), []
+    agent._word, agent._stops_told, agent._lanes = KeptWord(silo.directory), Counter(), (Lane(0),)
+    monkeypatch.setattr(agents.log, "event", lambda _, times, **__: lines.append(times))
+    stop = pb.StoppedJob(job_digest=bytes.fromhex(first), reason="so")
+    for _ in range(20):
+        agent._note_stops(pb.Task(stopped=pb.StoppedJobs(jobs=[stop])))
+        agent._note_stops(pb.Task(stopped=pb.StoppedJobs()))
+    assert lines == [1, 2, 4, 8, 16]
+
+
+def test_a_stop_without_a_reason_is_a_stop(silo):
+    first, _ = silo.digests
+    KeptWord(silo.directory).note_stops({first: ""})
+    assert silo.stages()["first"][0] == "stopped"
+
+
+def test_a_full_disk_loses_the_word_and_nothing_else(silo, monkeypatch):
+    def full(*_):
+        raise UnwritableError("coordinator.json: no space left")
+
+    first, _ = silo.digests
+    word = KeptWord(silo.directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(checked_file, "write_json", full)
+        assert word.note_stops({first: "so"}) == {"first": "so"}
+        word.note_lost("away")
+    assert read(silo.directory) == CoordinatorWord()
+    word.note_lost("")
+    assert read(silo.directory) == CoordinatorWord(stopped={first: "so"})
 
 
 async def test_a_loss_is_logged_ever_more_rarely_and_kept_until_a_session_opens(silo, monkeypatch):

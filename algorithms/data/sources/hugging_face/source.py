@@ -34,7 +34,7 @@ from .images import ColumnImages, check_images
 # What a model takes, and the keys that are of that alone.
 FORMS: dict[str, set[str]] = {
     "features": {"categories", "center", "scale", "missing", "missing_marks", "dates", "units"},
-    "image": {"mean", "std", "resize", "lazy", "workers"},
+    "image": {"mean", "std", "pixels", "resize", "lazy", "workers"},
     "array": set(),
 }
 

@@ -529,7 +529,7 @@ def test_a_census_whose_counts_disagree_is_left_out(make, samples, proportions, 
         (FIVE, 1.0, "all 5 silos train in every round.*lower participation or min_cohort"),
         (FIVE, 0.9, "all 5 silos"),
         (FIVE[:3], 0.9, "all 3 silos.*with 4 silos or more"),
-        (FIVE, 0.4, '2 of 5 silos train.*raise participation.*cohorts = "any" in a plain job'),
+        (FIVE, 0.4, '2 of 5 silos train.*raise participation.*simulation may say cohorts = "any"'),
         (FIVE[:3], 0.5, "2 of 3"),
     ],
 )
@@ -540,6 +540,12 @@ def test_participation_that_cannot_work_is_refused_at_admission(
     with refused(complaint):
         job.document()
     assert make(silos, participation, cohorts="any").document()
+
+
+def test_a_federation_has_no_rounds_of_one_silo(make):
+    with refused("method 'fedsimsup': cohorts = \"any\" is for simulations"):
+        make(FIVE, 0.2, cohorts="any").for_federation()
+    assert make(FIVE, 0.6).for_federation().federated
 
 
 def test_participation_that_works(make):
