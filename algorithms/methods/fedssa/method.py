@@ -75,8 +75,9 @@ both   down  ``header``: rows [C, d+1], status [C]       -
 =====  ====  ==========================================  ===========================================
 
 With ``m1 = false`` the sum of ``rows`` is one mean, and presence is 1 everywhere: no size, weight
-or zero that crosses depends on classes, and holders are not counted. The mean is protected as that
-of any shared classifier is, by the number of its silos.
+or zero that crosses depends on classes, and holders are not counted. In a blind job silos decline
+it: a silo that lacks a class keeps its row near the common beginning, so the mean shows the row of
+a single holder.
 
 Besides the sums of rows, the coordinator learns the number of holders of each class; in the clear
 also which classes each silo holds. A presence above 1 is refused, so no silo stands for several of
