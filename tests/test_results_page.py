@@ -8,10 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGE = (DOCS / "results.md").read_text()
-with (DOCS / "results.csv").open() as values:
-    LINES = list(csv.DictReader(values))
+FILES = {"results.md": "", "results.csv": ""}
+# the tests also run without docs/
+FILES.update({name: (DOCS / name).read_text() for name in FILES if (DOCS / name).exists()})
+PAGE, LINES = FILES["results.md"], list(csv.DictReader(FILES["results.csv"].splitlines()))
 PAPERS = sorted({line["paper"] for line in LINES})
+
+pytestmark = pytest.mark.skipif(not PAGE, reason="the tests run without docs/")
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line['setting']}, {line['method']}")
