@@ -44,7 +44,7 @@ class Greeting:
     @classmethod
     def of(cls, software: str, clock: int, now: float, jobs: int = 0) -> "Greeting":
         """From the fields of ``HelloRequest``; ``clock`` and ``now`` in seconds since 1970."""
-        known = software * bool(SOFTWARE.fullmatch(software))
+        known = software if SOFTWARE.fullmatch(software) else ""
         ahead = max(-FARTHEST, min(clock - round(now), FARTHEST))
         return cls(known, ahead if clock else None, max(1, min(jobs, MOST_LANES)))
 

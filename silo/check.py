@@ -220,7 +220,7 @@ def _gaps(missing: Mapping[str, int]) -> str:
 
 
 def _meanings(source: DataTable) -> str:
-    return f"; {source.meanings}: correct data.classes if not so" * bool(source.meanings)
+    return f"; {source.meanings}: correct data.classes if not so" if source.meanings else ""
 
 
 def _truths(records: Dataset) -> str:
@@ -280,14 +280,14 @@ def _job(
     folder.check_new(signed, left.__contains__)
     if admitted is None:
         return job, said
-    on = f" of data set {job.dataset!r}" * bool(job.dataset)
+    on = f" of data set {job.dataset!r}" if job.dataset else ""
     counts = f"{len(admitted.train)} records{on} to train on, {len(admitted.test)} to test on"
     if kept is None:
         # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"
     ranges = range_advice(job, admitted.train, admitted.test)
     filled = [own.name for own in job.features if own.missing is not None]
-    fills = [f"the job fills in missing values of {', '.join(filled)}"] * bool(filled)
+    fills = [f"the job fills in missing values of {', '.join(filled)}"] if filled else []
     said = "; ".join((counts, *fills, *advice(job, len(admitted.train)), *ranges))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
 

@@ -36,7 +36,7 @@ def connect(address: str, coordinator: RosterEntry, proxy: str = "") -> tuple[bo
     """
     try:
         with _connected(address, proxy):
-            by = f", by the proxy {_shown(proxy)}" * bool(proxy)
+            by = f", by the proxy {_shown(proxy)}" if proxy else ""
             return True, f"something listens on {address}{by}"
     except socket.gaierror as error:
         where = _shown(proxy) or address
@@ -197,7 +197,7 @@ def _connected(address: str, proxy: str) -> socket.socket:
 
 
 def _by(proxy: str) -> str:
-    return f" The proxy {_shown(proxy)} said so" * bool(proxy)
+    return f" The proxy {_shown(proxy)} said so" if proxy else ""
 
 
 def _shown(proxy: str) -> str:

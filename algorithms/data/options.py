@@ -296,7 +296,8 @@ class Pixels(DataTable):
     @property
     def constants(self) -> str:
         """What tells apart two tables that make other records of the same pixels."""
-        return f"{self.mean} {self.std}" + " bytes" * (self.pixels == "bytes")
+        # Tables without the key stay what they were.
+        return f"{self.mean} {self.std}" + (" bytes" if self.pixels == "bytes" else "")
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
         """Records [N, channels, height, width] from pixels of 0 … 255.

@@ -554,6 +554,9 @@ class Job:
                 " signed that way"
             )
 
+        # Whoever signed it may not have asked ``for_federation``.
+        if federated:
+            job.check_federated(origin)
         # A silo recomputes the schema by its own code: what it does not compute must not cross.
         computed = job.document()
         if computed != document:
@@ -655,9 +658,13 @@ class Job:
                 f"{name!r} is of a program on this machine, for simulations; make it an entry point"
                 " of a package, which silos can install"
             )
-        fault = self.method().simulated_only
-        check_local(not fault, f"method {self.method_name!r}: {fault}")
+        self.check_federated(self.method_name)
         return replace(self, federated=True)
+
+    def check_federated(self, origin: str) -> None:
+        """LocalError for options of the method that are for simulations alone."""
+        fault = self.method().simulated_only
+        check_local(not fault, f"{origin}: {fault}")
 
     @cached_property
     def root(self) -> AnySeed:

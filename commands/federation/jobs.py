@@ -259,7 +259,7 @@ def _awaited(status: pb.JobStatus) -> str:
     for silo, text in why.items():
         groups.setdefault(text, []).append(silo)
     listed = ", ".join(f"{', '.join(own)} ({text})" for text, own in groups.items())
-    return f"; awaited: {listed}" * bool(listed)
+    return f"; awaited: {listed}" if listed else ""
 
 
 def stop(job: Name, operator: OperatorFile) -> None:

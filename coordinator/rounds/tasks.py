@@ -65,7 +65,8 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
 
 def stop_for(state: JobState, silo: str) -> str:
     """Why a job stands still in which this silo takes part; empty for one that does not."""
-    return state.reason * (state.stage == "stopped" and silo in state.admitted)
+    concerns = state.stage == "stopped" and silo in state.admitted
+    return state.reason if concerns else ""
 
 
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:

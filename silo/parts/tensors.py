@@ -202,7 +202,7 @@ def _miscounted_tests(
         unit = _most_of_one(part, name, counting)
         for count in (counts.min(), counts.max()):
             if not 0 <= count <= tested * unit:
-                of = f", in units of 1/{unit}" * (unit > 1)
+                of = f", in units of 1/{unit}" if unit > 1 else ""
                 return f"{part}/{name} is {int(count)}{of}, of {tested} that were tested"
     return "" if noisy or counting is None else counting.fault(metrics, tested)
 

@@ -280,4 +280,4 @@ def _why(code: int) -> str:
 def _printed(path: Path) -> str:
     """The end of what a trainer printed, for the silo's own log."""
     text = path.read_bytes()[-MAX_TEXT:].decode(errors="replace").strip()
-    return f"; it printed: {text}" * bool(text)
+    return f"; it printed: {text}" if text else ""

@@ -237,8 +237,9 @@ class FedSimSup(Method):
     @property
     def simulated_only(self) -> str:
         """With ``cohorts = "any"``: no policy could tell such rounds from others."""
-        shows = 'cohorts = "any" is for simulations, since a silo may get the very model of another'
-        return shows * (self.options.cohorts == "any")
+        if self.options.cohorts == "safe":
+            return ""
+        return 'cohorts = "any" is for simulations, since a silo may get the very model of another'
 
     # The silo half.
 

@@ -258,9 +258,9 @@ class FedSSA(Method):
 
         It falls from μ_0 to 0, and is 0 from round ``t_stable`` on.
         """
+        horizon = self.options.t_stable
         # This also keeps T_stable = 0 from dividing by 0.
-        horizon = self.options.t_stable * (self.options.m2 == "fuse")
-        if round_ >= horizon:
+        if round_ >= horizon or self.options.m2 != "fuse":
             return 0.0
         return self.options.mu_0 * cos(round_ * pi / (2 * horizon))  # Eq. 4
 
@@ -297,7 +297,7 @@ class FedSSA(Method):
     def _presence(self, facts: Facts) -> Tensor:
         """1 for each class [C] whose row the silo contributes; without M1 for all."""
         held = (facts.class_counts > 0).long()
-        return held.clamp(min=1 - self.options.m1)
+        return held if self.options.m1 else torch.ones_like(held)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together.

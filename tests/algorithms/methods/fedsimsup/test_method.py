@@ -543,8 +543,13 @@ def test_participation_that_cannot_work_is_refused_at_admission(
 
 
 def test_a_federation_has_no_rounds_of_one_silo(make):
-    with refused("method 'fedsimsup': cohorts = \"any\" is for simulations"):
-        make(FIVE, 0.2, cohorts="any").for_federation()
+    job = make(FIVE, 0.2, cohorts="any")
+    with refused('fedsimsup: cohorts = "any" is for simulations'):
+        job.for_federation()
+    # A hand may have signed it all the same.
+    with refused('the job: cohorts = "any" is for simulations'):
+        type(job).from_document(job.document(), "the job", None)
+    assert type(job).from_document(job.document(), "the job", None, federated=False)
     assert make(FIVE, 0.6).for_federation().federated
 
 
