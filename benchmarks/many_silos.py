@@ -45,7 +45,7 @@ FIRST = 2  # rounds that are left out
 MODEL = {"name": "lenet5", "classes": 10, "input": [1, 28, 28]}  # 0.2 MB
 RECORDS = 12  # of an agent
 # One processor computes for all silos, so a step takes long.
-TIMING = {**rounds.TIMING, "admission_seconds": 7200, "secure_seconds": 3600}
+TIMING = {**rounds.TIMING, "admission_seconds": 7200, "secure_seconds": 3600, "hold_seconds": 300}
 
 
 @dataclass(frozen=True)

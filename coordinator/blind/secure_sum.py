@@ -190,7 +190,7 @@ class SecureSum:
             return
 
         # (4) It is of the active attempt, unless it gives up an earlier one.
-        entry = said(silo, upload)
+        entry = said(silo, upload, message)
         if isinstance(body, s.SendAbandon):
             self._take_note(number, entry, body)
         elif isinstance(body, Over):

@@ -20,11 +20,7 @@ from typing import TypeAlias
 
 from ...files.documents import canonical_json, parse_canonical, parse_json
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_sent import (
-    SecaggUpload,
-    secagg_upload_from_wire,
-    secagg_upload_to_wire,
-)
+from ...proto.convert.secagg_sent import SecaggUpload, secagg_upload_from_wire
 from ...security.secagg.coordinator_events import (
     AttemptDeadline,
     OpenFailed,
@@ -46,13 +42,14 @@ class Begun:
 
 @dataclass(frozen=True)
 class Said:
-    """A silo's message; ``given`` without its session.
+    """A silo's message; ``given`` without its session, and the bytes of its row.
 
     Messages to the silo are not logged: they follow from earlier entries.
     """
 
     silo: str
     given: SecaggUpload
+    row: bytes
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,14 @@ class ReplayEntry:
     body: bytes
 
 
-def said(silo: str, given: SecaggUpload) -> Said:
-    """A silo's message, as it may be kept."""
+def said(silo: str, given: SecaggUpload, message: pb.SecureUpload) -> Said:
+    """A silo's message, read from ``message``, as it may be kept."""
     # A session is a secret between this process and the silo, and void after a restart.
-    return Said(silo, replace(given, session=NO_SESSION))
+    kept = pb.SecureUpload()
+    kept.CopyFrom(message)
+    kept.ClearField("session")
+    row = kept.SerializeToString(deterministic=True)
+    return Said(silo, replace(given, session=NO_SESSION), row)
 
 
 def dumped(attempt: int, entry: Entry) -> ReplayEntry:
@@ -104,12 +105,8 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
     match entry:
         case Begun(spec):
             return ReplayEntry(attempt, "begun", "", spec.signed_bytes())
-        case Said(silo, given):
-            message = secagg_upload_to_wire(given)
-            message.ClearField("session")
-            return ReplayEntry(
-                attempt, "given", silo, message.SerializeToString(deterministic=True)
-            )
+        case Said(silo, _, row):
+            return ReplayEntry(attempt, "given", silo, row)
         case plain:
             fields = vars(plain).items()
             body = {name: each.hex() if isinstance(each, bytes) else each for name, each in fields}
@@ -128,7 +125,7 @@ def loaded(row: ReplayEntry) -> Entry:
         message = pb.SecureUpload.FromString(row.body)
         # The reader refuses a message without a session.
         message.session = NO_SESSION
-        return Said(row.silo, secagg_upload_from_wire(row.silo, message))
+        return Said(row.silo, secagg_upload_from_wire(row.silo, message), row.body)
     fields = parse_json(row.body, origin)
     # Only digests are bytes; JSON has them in hex.
     if "sha256" in fields:

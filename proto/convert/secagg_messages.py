@@ -303,6 +303,8 @@ def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misd
     sent = Sender(peer, Code.MISDEALT)
     # Counted before any is read: checking one takes signatures and, often, joining shares.
     sent.few(messages, MOST_SILOS, "proofs")
+    size = sum(message.ByteSize() for message in messages)
+    sent.check(size <= MOST_PROOF_BYTES, f"{size} bytes of proofs, at most {MOST_PROOF_BYTES}")
     made = tuple(misdealing_from_wire(peer, message) for message in messages)
     # One per dealer: a second proof adds nothing, and costs the silo as much to check.
     sent.ascending((evidence.dealer for evidence in made), "proofs")

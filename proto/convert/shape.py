@@ -41,6 +41,8 @@ MOST_GROUPS = 4096  # of a specification
 # One hash per level of the tree, ceil(log2 n).
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
 
+ID = re.compile(ID_PATTERN).fullmatch
+
 Known: TypeAlias = Mapping[str, Any]  # fields that were read already, by name
 T = TypeVar("T")
 
@@ -60,9 +62,14 @@ class Sender:
         if not holds:
             raise RefusedError(self.peer, self.code, why)
 
-    def check_whole(self, message: Message, known: Message) -> None:
-        """RefusedError where a message holds more than what was read of it."""
-        self.check(message == known, "has fields that its protocol version does not know")
+    def check_whole(self, message: Message) -> None:
+        """RefusedError where a message, or one in it, has fields that its table lacks."""
+        # A table has all fields of its schema, so what was not read is unknown to protobuf as well.
+        known = type(message)()
+        known.CopyFrom(message)
+        known.DiscardUnknownFields()
+        whole = known.ByteSize() == message.ByteSize()
+        self.check(whole, "has fields that its protocol version does not know")
 
     def refuse(self, why: str, known: Known, **found: object) -> NoReturn:
         """RefusedError; ``why`` may name fields, and what was found.
@@ -128,7 +135,7 @@ class Shape(Generic[T]):
     def from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
         """The value; ``around`` are fields of the messages that this one is in."""
         # In the order of the table: a reason may name what was read before.
-        sent, known = Sender(peer, self.code), dict(around)
+        sent, known = Sender(peer, self.code), around
         for name, field in self.fields.items():
             known[name] = field.read(sent, getattr(message, name), known)
         return self._make(**{name: known[name] for name in self.fields})
@@ -137,7 +144,7 @@ class Shape(Generic[T]):
         """Like ``from_wire``, and the message holds nothing else: it has one spelling."""
         # Unknown fields would be signed, stored or passed on without anybody having read them.
         value = self.from_wire(peer, message, **around)
-        Sender(peer, self.code).check_whole(message, self.to_wire(value))
+        Sender(peer, self.code).check_whole(message)
         return value
 
 
@@ -151,7 +158,7 @@ def member(what: str, path: str = "") -> WireField:
 
     def read(sent: Sender, found: str, known: Known) -> str:
         # Form only; the state machines check that there is a member of this id.
-        if re.fullmatch(ID_PATTERN, found) is None:
+        if ID(found) is None:
             # Cut at 65 characters, one more than an id may have, so that the error stays short.
             sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])
         return found

@@ -249,9 +249,9 @@ def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequen
 
 def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
     """At the coordinator: the letter for each recipient, by id."""
-    tree = _tree(pieces)
+    proofs = _tree(pieces).inclusion_proofs()
     return {
-        piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)
+        piece.recipient: Letter(piece, proof) for piece, proof in zip(pieces, proofs, strict=True)
     }
 
 

@@ -92,6 +92,23 @@ class Tree:
         check_local(inside, f"no leaf {index} in a tree of {size}; name one of 0 to {size - 1}")
         return self._path(0, index, size)
 
+    def inclusion_proofs(self) -> tuple[Hashes, ...]:
+        """``inclusion_proof`` of every leaf in the tree of all leaves, in their order."""
+        size = self._size(None)
+        # A node is a sibling in the proofs of all leaves below the node next to it: read once.
+        rows = [
+            [self._node(level, index, size) for index in range((size - 1 >> level) + 1)]
+            for level in range((size - 1).bit_length())
+        ]
+        return tuple(
+            tuple(
+                row[index >> level ^ 1]
+                for level, row in enumerate(rows)
+                if index >> level ^ 1 < len(row)
+            )
+            for index in range(size)
+        )
+
     def consistency_proof(self, old: int, size: int | None = None) -> Hashes:
         """RFC 6962 section 2.1.2: that the tree of ``size`` leaves begins with that of ``old``."""
         size = self._size(size)

@@ -317,10 +317,10 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDeliv
 
     By its inclusion proof, a holder checks its portion without those of the others.
     """
-    tree = _tree(portions)
+    proofs = _tree(portions).inclusion_proofs()
     return tuple(
-        PortionDelivery(dealing, portion, tree.inclusion_proof(i))
-        for i, portion in enumerate(portions)
+        PortionDelivery(dealing, portion, proof)
+        for portion, proof in zip(portions, proofs, strict=True)
     )
 
 

@@ -101,9 +101,9 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
 
 def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelivery]:
     """At the coordinator: by dealer, the key of a silo that this dealer gets, with its proof."""
-    tree = _tree(keys)
+    proofs = _tree(keys).inclusion_proofs()
     return {
-        key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)
+        key.dealer: KeyDelivery(silo, key, proof) for key, proof in zip(keys, proofs, strict=True)
     }
 
 

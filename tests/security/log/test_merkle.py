@@ -281,6 +281,14 @@ def test_every_root_and_inclusion_proof_up_to_64_is_that_of_the_naive_tree():
         verify_inclusion(LEAVES[index], index, size, naive_root(LEAVES[:size]), proof)
 
 
+def test_all_inclusion_proofs_of_a_tree_at_once():
+    for size in range(65):
+        proofs = Tree(LEAVES[:size]).inclusion_proofs()
+        assert [list(proof) for proof in proofs] == [
+            naive_path(index, LEAVES[:size]) for index in range(size)
+        ]
+
+
 def test_every_consistency_proof_up_to_64_is_that_of_the_naive_tree():
     for before, size in PAIRS:
         old = before + 1
