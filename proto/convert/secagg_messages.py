@@ -249,7 +249,8 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
             made.holder, made.key = holder, key
         case Unjoined(kind, shares):
             made.kind = KINDS[kind]
-            made.shares.extend(EVIDENCE_SHARES.write(shares))
+            for share in EVIDENCE_SHARES.write(shares):
+                made.shares.add(**share)
     return made
 
 

@@ -91,6 +91,11 @@ class Sender:
         self.check(len(found) <= most, f"{len(found)} {what}, at most {most} there can be")
 
 
+def itself(value: Any) -> Any:
+    """A value that protobuf takes as it is."""
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class WireField:
     """One field: how it is read and written, and where the value has it (``path``).
@@ -100,7 +105,7 @@ class WireField:
     """
 
     read: Callable[[Sender, Any, Known], Any]
-    write: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = itself
     path: str = ""  # dotted; empty: under the field's own name
 
 
@@ -120,17 +125,27 @@ class Shape(Generic[T]):
         self.fields = fields
         self._make, self._message = make, message
         # A dotted path: a field of the message may be nested deeper in our value.
-        self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
+        self._places = [(name, attrgetter(field.path or name)) for name, field in fields.items()]
+        self._writes = [
+            (name, field.write) for name, field in fields.items() if field.write is not itself
+        ]
 
     def to_wire(self, value: T) -> Any:
         """The protobuf message.
 
         Nothing is checked here: the other end reads it by the same table.
         """
-        written = {
-            name: field.write(self._paths[name](value)) for name, field in self.fields.items()
-        }
-        return self._message(**written)
+        return self._message(**self.written(value))
+
+    def written(self, value: T) -> dict[str, Any]:
+        """The fields of the message; messages in it are such fields as well.
+
+        protobuf makes them in place, while it would copy messages that were made before.
+        """
+        found = {name: place(value) for name, place in self._places}
+        for name, write in self._writes:
+            found[name] = write(found[name])
+        return found
 
     def from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
         """The value; ``around`` are fields of the messages that this one is in."""
@@ -285,7 +300,7 @@ def one(
             Sender(sent.peer, shape.code).refuse(why, {}, named=named(value))
         return value
 
-    return WireField(read, shape.to_wire, path)
+    return WireField(read, shape.written, path)
 
 
 def each(
@@ -305,7 +320,7 @@ def each(
         blamed.ascending(map(key_of, made), what)
         return made
 
-    return WireField(read, lambda values: list(map(shape.to_wire, values)))
+    return WireField(read, lambda values: list(map(shape.written, values)))
 
 
 def every(shape: Shape[Any], what: str) -> WireField:
@@ -314,7 +329,7 @@ def every(shape: Shape[Any], what: str) -> WireField:
     Unlike in ``each`` they may be unsorted: the caller compares their order with a document.
     """
     listed = _listed(one(shape), MOST_SILOS, what)
-    return WireField(listed.read, lambda values: list(map(shape.to_wire, values)))
+    return WireField(listed.read, lambda values: list(map(shape.written, values)))
 
 
 class OneOf:
