@@ -1,8 +1,8 @@
 """The engine that trains silos at once: ``local_round`` of each, along a first axis of values.
 
 vmap_training.py has the local loop. States and contributions lie on the host, where the method's
-own functions work on them silo by silo. Records lie on the device, and for the time of a call the
-values of as many silos as go at once.
+own functions work on them silo by silo. Records lie on the device, for the time of a call the
+values of as many silos as go at once, and between rounds copies of these (device_copies.py).
 """
 
 import warnings
@@ -23,7 +23,6 @@ from ..exchange.parts import nbytes_of
 from ..job.job import Job
 from ..method import Method
 from ..models.build import draws_randomly, input_shape, maps
-from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, on_host, room, stacked
 from ..tasks.counting import Tally
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
@@ -41,6 +40,7 @@ from ..training.silo_round import (
 )
 from .convolutions import Form, in_parallel, prepare
 from .cuda_graphs import AsItIs, Recorder
+from .device_copies import DeviceCopies
 from .engine import Records, Shortened, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
@@ -114,6 +114,7 @@ class Stacked:
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._shortened = Shortened(job)
         self._resident = Resident(records, device)
+        self._copies = DeviceCopies(self.device)
         self._bench = Bench(recorder or AsItIs(), precision)
         self._precision: Precision = precision
         self._convolutions: Form = convolutions
@@ -169,10 +170,10 @@ class Stacked:
                         facts |= self._surveyed(first, group, silos, facts)
                     case Change():
                         changes = _steps(Change, group, courses, number)
-                        states |= _changed(changes, silos, states, facts)
+                        states |= _changed(changes, self._apart(silos), states, facts)
                         silos = self._silos(group, states)
             after = self._counts(group, silos, "test")
-            for silo, parts in zip(group, _apart(silos), strict=True):
+            for silo, parts in zip(group, self._apart(silos), strict=True):
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
                 taken = local_work(method, self._job, courses[silo], silos.modules, len(own.train))
                 report = RoundReport(
@@ -340,7 +341,7 @@ class Stacked:
 
     def _silos(self, group: Sequence[str], states: States) -> Silos:
         """The group's values on the device; LocalError where a state does not fit the model."""
-        template, device = self._template(group[0]), self._resident.x.device
+        template = self._template(group[0])
         modules = template.modules
         # Checked first: stacking tensors of other shapes would fail without naming the silo.
         for silo in group:
@@ -349,13 +350,26 @@ class Stacked:
         held = [states[silo].parts for silo in group]
         values = {
             part: {
-                name: stacked([own[part][name] for own in held], device)
+                name: self._copies.stacked([own[part][name] for own in held])
                 for name in module.state_dict()
             }
             for part, module in modules.items()
         }
         parallel = template.parallel or self._by_itself
         return Silos(modules, values, self._resident.x, self._resident.y, parallel)
+
+    def _apart(self, silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
+        """Each silo's own values, on the host; they stay on the device as well."""
+        # Each tensor crosses to the host once, for all silos. The clones let go of the whole.
+        own: list[dict[str, dict[str, Tensor]]] = [{} for _ in range(silos.count)]
+        for part, named in silos.values.items():
+            host = dict(zip(named, on_host(named.values()), strict=True))
+            for silo, parts in enumerate(own):
+                parts[part] = {name: rows[silo].clone() for name, rows in host.items()}
+            for name, rows in named.items():
+                self._copies.keep([parts[part][name] for parts in own], rows)
+        self._copies.make_room()
+        return iter(own)
 
     # The choice of the silos that go at once.
 
@@ -512,22 +526,14 @@ def _steps(
 
 
 def _changed(
-    changes: Mapping[str, Change], silos: Silos, states: States, facts: Mapping[str, Facts]
+    changes: Mapping[str, Change],
+    own: Iterator[dict[str, dict[str, Tensor]]],
+    states: States,
+    facts: Mapping[str, Facts],
 ) -> dict[str, SiloState]:
-    """The states of a group after each silo's change."""
+    """The states of a group after each silo's change; ``own`` are the silos' values."""
     changed: dict[str, SiloState] = {}
-    for (silo, step), parts in zip(changes.items(), _apart(silos), strict=True):
+    for (silo, step), parts in zip(changes.items(), own, strict=True):
         trained = SiloState(parts, states[silo].extra)
         changed[silo] = step.change(trained, facts[silo])
     return changed
-
-
-def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
-    """Each silo's own values, on the host."""
-    # Each tensor crosses to the host once, for all silos. The clones let go of the whole.
-    host: dict[str, dict[str, Tensor]] = {}
-    for part, named in silos.values.items():
-        host[part] = dict(zip(named, on_host(named.values()), strict=True))
-    for silo in range(silos.count):
-        own = rows_of(host, slice(silo, silo + 1))
-        yield mapped(own, lambda tensor: tensor[0].clone())

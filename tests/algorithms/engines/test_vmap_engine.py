@@ -1,6 +1,7 @@
 import gc
 import weakref
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from staddle.algorithms.course import Optimiser
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines import cuda_graphs, vmap_engine
+from staddle.algorithms.engines import cuda_graphs, device_copies, vmap_engine
 from staddle.algorithms.engines import vmap_training as stacked
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs
+from staddle.algorithms.engines.device_copies import DeviceCopies
 from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.grouping import paced_alike
 from staddle.algorithms.engines.simulation import Simulation
@@ -26,6 +28,7 @@ from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.engines.vmap_training import Bench, Silos, Trained
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import input_shape
+from staddle.algorithms.numerics import devices
 from staddle.algorithms.numerics.devices import room
 from staddle.algorithms.training.silo_round import state_to_bytes
 
@@ -248,9 +251,10 @@ def of_case(make, case, epochs, **changed):
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case, counted):
     """Over rounds whose rates differ, with other silos in each, for two numbers of silos in a step
-    at most.
+    at most, and with values that stay where they were trained.
     """
     monkeypatch.setattr(stacked, "GRAINS", 2)
+    monkeypatch.setattr(vmap_engine, "DeviceCopies", partial(DeviceCopies, most=10**8))
     method, options, *given, groups = CASES[case]
     monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)  # so it is replayed by a second epoch
     epochs = 3 if case in FEW_STEPS else 2
@@ -371,11 +375,11 @@ def test_values_cross_to_the_device_once_a_round(make, monkeypatch):
     job = make("fedavg", model={"norm": "batch", "buffers": "global"})
     simulation, sent = Simulation(job, Stacked(job, records_of(job, COUPLED))), []
     simulation.step()
-    stack = vmap_engine.stacked
+    stack = device_copies.stacked
     watched = lambda tensors, device: (
         sent.append(len({*map(id, tensors)})) or stack(tensors, device)
     )
-    monkeypatch.setattr(vmap_engine, "stacked", watched)
+    monkeypatch.setattr(device_copies, "stacked", watched)
     monkeypatch.setattr(vmap_engine, "measure", lambda *_: pytest.fail("FedAvg measures nothing"))
     simulation.step()
     # counters of batches are each silo's own
@@ -783,3 +787,58 @@ def test_a_gpu_gives_the_same_again_and_again(make, double, case, form):
     for silo in job.silos:
         assert furthest(here.states[silo].flat, there.states[silo].flat) < 1e-8, silo
         assert state_to_bytes(there.states[silo]) == state_to_bytes(again.states[silo]), silo
+
+
+def crossing(monkeypatch, most):
+    """How many tensors cross to the device in each round of a job with a part of the silo's own."""
+    crossed, stack = [], devices.stacked
+
+    def counting(tensors, device):
+        crossed[-1] += len(set(map(id, tensors)))
+        return stack(tensors, device)
+
+    monkeypatch.setattr(device_copies, "stacked", counting)
+    monkeypatch.setattr(vmap_engine, "DeviceCopies", partial(DeviceCopies, most=most))
+    return crossed
+
+
+def test_what_a_round_left_on_the_device_does_not_cross_in_the_next(make, monkeypatch):
+    job = make("fedper", fields={"rounds": 3})
+    own = len(initial_state(job.method(), job.silos[0]).parts["classifier"])
+    seen = {}
+    for most in (0, 10**8):
+        crossed = crossing(monkeypatch, most)
+        simulation = Simulation(job, Stacked(job, records_of(job)))
+        for _ in range(2):
+            crossed.append(0)
+            simulation.step()
+        seen[most] = crossed, simulation
+    (without, plain), (kept, copied) = seen[0], seen[10**8]
+    for silo in job.silos:
+        for name, tensor in plain.states[silo].flat.items():
+            assert torch.equal(tensor, copied.states[silo].flat[name])
+    # The extractor is delivered to all, and crosses once; each silo's classifier is there.
+    assert [*without, own] == [kept[0], kept[1] + own * len(job.silos), 2]
+
+
+def test_copies_go_with_what_they_are_of_and_the_oldest_make_room(monkeypatch):
+    monkeypatch.setattr(device_copies, "stacked", lambda *_: None)  # what would cross
+    copies = DeviceCopies(torch.device("cpu"), most=3 * 2 * 4)
+    first, second = ([torch.full((2,), float(n + i)) for i in range(2)] for n in (0, 10))
+    rows = torch.stack(first)
+    copies.keep(first, rows)
+    rows.zero_()  # training goes on in place
+    assert copies.stacked(first).tolist() == [[0, 0], [1, 1]]
+    copies.keep(second, torch.stack(second))
+    copies.make_room()
+    assert copies.stacked(first) is None  # the oldest went
+    assert copies.stacked(first[1:]).tolist() == [[1, 1]]
+    assert copies.stacked(second).tolist() == [[10, 10], [11, 11]]
+    gone = weakref.ref(first[1])
+    del first
+    assert gone() is None
+    assert copies.kept == 2 * 2 * 4
+    copies.keep([torch.zeros(9)], torch.zeros(1, 9))  # larger than all there is room for
+    assert copies.kept == 2 * 2 * 4
+    second[0].add_(1)
+    assert copies.stacked(second) is None

@@ -1,0 +1,76 @@
+"""Silos' values that stay on the device between rounds, for as long as the host holds them.
+
+States lie on the host, where methods work on them silo by silo, and what holds one is replaced and
+never altered (states.py). So a tensor of the host that a round left there, and that the next round
+brings again, has the values of its copy on the device, which need not cross a second time. A part
+that was delivered, or changed, is another tensor, and crosses.
+"""
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..numerics.devices import room, stacked
+
+SHARE = 4  # of the memory that a simulation plans with
+
+
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """Values on the device, and how often the tensor of the host had been altered by then."""
+
+    values: Tensor
+    version: int
+
+
+class DeviceCopies:
+    """Copies of tensors of the host, at most ``most`` bytes after ``make_room``.
+
+    ``most`` is a part of the device's memory where it is left out, and nothing on a CPU, whose
+    values lie on the host anyway.
+    """
+
+    def __init__(self, device: torch.device, most: int | None = None) -> None:
+        on_gpu = device.type == "cuda"
+        self._device = device
+        self._most = room(device) // SHARE * on_gpu if most is None else most
+        # By identity; a copy goes once nobody holds the tensor of the host.
+        self._copies: MutableMapping[Tensor, _Copy] = WeakTensorKeyDictionary()
+
+    def keep(self, host: Sequence[Tensor], device: Tensor) -> None:
+        """Keep the rows of a tensor of the device [N, ...], whose copies on the host are given."""
+        if device.nbytes >= self._most:
+            return
+        # A copy: training goes on in the very memory that it is given.
+        for own, row in zip(host, device.clone(), strict=True):
+            self._copies[own] = _Copy(row, own._version)  # noqa: SLF001 torch has no other name
+
+    def make_room(self) -> None:
+        """Let the oldest copies go where they are more than may be kept."""
+        over = self.kept - self._most
+        for own, copy in list(self._copies.items()):
+            if over <= 0:
+                return
+            over -= copy.values.nbytes
+            del self._copies[own]
+
+    @property
+    def kept(self) -> int:
+        """Bytes of all copies."""
+        return sum(copy.values.nbytes for copy in self._copies.values())
+
+    def stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors of the host [...] as one tensor [N, ...] on the device."""
+        here = []
+        for tensor in tensors:
+            copy = self._copies.get(tensor)
+            # A method of others may have altered the tensor, against the rule.
+            if copy is None or copy.version != tensor._version:  # noqa: SLF001 as above
+                return stacked(tensors, self._device)
+            here.append(copy.values)
+        # With a place of its own it is laid out as what crosses, whatever the rows' layout.
+        place = here[0].new_empty((len(here), *here[0].shape))
+        return torch.stack(here, out=place)
