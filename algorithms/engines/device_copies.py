@@ -44,7 +44,7 @@ class DeviceCopies:
         """Keep the rows of a tensor of the device [N, ...], whose copies on the host are given."""
         if device.nbytes >= self._most:
             return
-        # A copy: training goes on in the very memory that it is given.
+        # A copy: training writes into the very memory that it is given.
         for own, row in zip(host, device.clone(), strict=True):
             self._copies[own] = _Copy(row, own._version)  # noqa: SLF001 torch has no other name
 

@@ -827,7 +827,7 @@ def test_copies_go_with_what_they_are_of_and_the_oldest_make_room(monkeypatch):
     first, second = ([torch.full((2,), float(n + i)) for i in range(2)] for n in (0, 10))
     rows = torch.stack(first)
     copies.keep(first, rows)
-    rows.zero_()  # training goes on in place
+    rows.zero_()  # training writes into it
     assert copies.stacked(first).tolist() == [[0, 0], [1, 1]]
     copies.keep(second, torch.stack(second))
     copies.make_room()
