@@ -118,7 +118,7 @@ class TableRuns:
             write_atomic(markdown, to_markdown(self.table, cells, self.smaller).encode(), 0o644)
             write_atomic(values, to_csv(self.table, cells).encode(), 0o644)
             if can_draw():
-                write_atomic(image, drawn(cells), 0o644)
+                write_atomic(image, drawn(cells, parameter=self.table.parameter), 0o644)
         return cells
 
     @property

@@ -26,6 +26,8 @@ They stand in ``tables/<paper>.toml``::
     title = "Average model accuracy"
     unit = "percent"                      # or "share", of values such as .863
     deviation = "seeds"                   # or "silos": over which the published ± is a deviation
+    # rows are values of it; left out where rows are methods
+    parameter = "ρ, the share of the first phase"
     # which of our scores the number is
     score = { measure = "all/trained", average = "micro", choice = "last" }
     # also name, title, silos if they differ; no setting if we cannot run it
@@ -39,9 +41,11 @@ They stand in ``tables/<paper>.toml``::
     score = { … }                         # if it differs from the table's
     # what differs in a setting; false: the method does not run there
     own = { cifar10-dir01 = { options = { rho = 0.3 } } }
+    at = 0.5                              # the value of the table's parameter
     # the row is of the second of every three of our silos, in job order; left out, of all
     dealt = [2, 3]
-    # one text per column, as printed: mean, or mean and deviation; "?" if the value is lost
+    # one text per column, as printed: mean, or mean and deviation; "?" if the value is lost, "" if
+    # the paper never had it
     published = ["86.76 (0.84)"]
 
 Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our
@@ -72,8 +76,9 @@ from ..run.history import Measure
 from ..run.scores import Average, Choice, Named
 
 MARKS = ("[P] ", "[C] ", "[D] ", "[R] ")
-# a value that no copy of the paper has; one that the paper prints so, of what did not converge
-LOST, FAILED = "?", "-"
+# a value that no copy of the paper has; one that the paper prints so, of what did not converge; one
+# that the paper does not have
+LOST, FAILED, NEVER = "?", "-", ""
 # Papers print deviations in brackets, or after ±.
 PRINTED = re.compile(
     r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
@@ -129,10 +134,12 @@ class RowTable(Strict):
     """One row.
 
     ``published`` has one text per column of the table. ``dealt`` [k, n] are the silos to which the
-    k-th of n choices fell that were dealt out in turn, in job order.
+    k-th of n choices fell that were dealt out in turn, in job order. ``at`` is the value of the
+    table's parameter.
     """
 
     title: str
+    at: Annotated[float, Field(allow_inf_nan=False)] | None = None
     method: ChosenMethod | None = None
     score: ScoreTable | None = None
     dealt: tuple[Count, Count] = (1, 1)
@@ -177,6 +184,7 @@ class TableTable(Strict):
     title: str
     unit: Unit
     deviation: Of = "seeds"
+    parameter: str = ""
     score: ScoreTable
     columns: Annotated[tuple[ColumnTable, ...], Field(min_length=1)]
     rows: Annotated[tuple[RowTable, ...], Field(min_length=1)]
@@ -195,12 +203,23 @@ class TableTable(Strict):
                 f" {len(self.columns)} columns"
             )
         for text in row.published:
-            printed = text in (LOST, FAILED) or PRINTED.fullmatch(text)
+            printed = text in (LOST, FAILED, NEVER) or PRINTED.fullmatch(text)
             if not printed:
                 raise ValueError(
                     f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without"
                     " deviation"
                 )
+
+    @pydantic.model_validator(mode="after")
+    def _values_are_of_a_parameter(self) -> "TableTable":
+        places = [row.at for row in self.rows if row.at is not None]
+        if bool(self.parameter) != bool(places):
+            raise ValueError(
+                f'{self.name}: "parameter" and the rows\' "at" go together; give both, or neither'
+            )
+        if len(set(places)) < len(places):
+            raise ValueError(f'{self.name}: two rows have the same "at"')
+        return self
 
     @pydantic.model_validator(mode="after")
     def _notes_are_marked(self) -> "TableTable":
@@ -284,7 +303,7 @@ class PaperColumn:
 class PaperRow:
     """A method as printed: its values by column, and our method by setting.
 
-    ``methods`` is empty where the catalogue does not have the method. ``dealt`` as in
+    ``methods`` is empty where the catalogue does not have the method. ``dealt`` and ``at`` as in
     ``RowTable``.
     """
 
@@ -293,12 +312,14 @@ class PaperRow:
     score: Named
     methods: Mapping[str, ChosenMethod] = field(default_factory=dict)
     dealt: tuple[int, int] = (1, 1)
+    at: float | None = None
 
 
 @dataclass(frozen=True)
 class PaperTable:
     """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
 
+    ``parameter`` is that of a study, whose rows are its values; empty in other tables.
     ``alongside`` are the methods of NEXT_TO_IT in the settings where no row has them, with the
     options that the paper's other tables have.
     """
@@ -313,6 +334,7 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
     alongside: tuple[PaperRow, ...]
     notes: tuple[str, ...]
+    parameter: str = ""
 
     @property
     def path(self) -> str:
@@ -332,7 +354,7 @@ class PaperTable:
 
 @cache
 def published() -> tuple[PaperTable, ...]:
-    """All tables, paper by paper.
+    """All tables, paper by paper; first those of methods, then those of a parameter.
 
     Read once per process. A LocalError would be a mistake in one of our files.
     """
@@ -343,7 +365,11 @@ def published() -> tuple[PaperTable, ...]:
         paper, _, kind = file.name.partition(".")
         if kind == "toml":
             tables += parse(paper, file.read_bytes())
-    return tuple(tables)
+    return tuple(sorted(tables, key=_is_study))
+
+
+def _is_study(table: PaperTable) -> bool:
+    return bool(table.parameter)
 
 
 def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
@@ -384,6 +410,7 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
                 rows=own,
                 alongside=_alongside(own, everyone, columns, table.score.named, alongside),
                 notes=table.notes,
+                parameter=table.parameter,
             )
         )
     return tuple(tables)
@@ -479,6 +506,7 @@ def _row(
         score=score.named,
         methods=_row_methods(row, table),
         dealt=row.dealt,
+        at=row.at,
     )
 
 

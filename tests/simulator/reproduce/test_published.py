@@ -152,6 +152,37 @@ def test_an_unknown_method_is_a_published_value_alone_and_a_table_is_found_by_pa
         find("pfedsim/tabel3")
 
 
+STUDY = (
+    ('title = "More toys"', 'title = "More toys"\nparameter = "ρ"'),
+    ('title = "Alone"', 'title = "Alone"\nat = 0.5'),
+)
+
+
+def test_rows_may_be_values_of_a_parameter_and_such_tables_come_last():
+    first, second = toy(*STUDY, ('published = [".863(.001)"]', 'published = [""]'))
+    assert (first.parameter, second.parameter) == ("", "ρ")
+    assert [row.at for row in (*first.rows, *second.all_rows)] == [None] * 3 + [0.5, None]
+    assert second.rows[0].values == (PaperValue(""),)  # the paper never had it
+    studies = [bool(table.parameter) for table in published()]
+    assert studies == sorted(studies)
+    assert any(studies)
+
+
+@pytest.mark.parametrize("given", [STUDY[:1], STUDY[1:]])
+def test_a_parameter_without_values_is_refused_and_values_without_one(given):
+    with refused('table2: "parameter" and the rows\' "at" go together; give both'):
+        toy(*given)
+
+
+def test_a_value_of_a_parameter_is_one_row():
+    with refused('table1: two rows have the same "at"'):
+        toy(
+            ('title = "Toys"', 'title = "Toys"\nparameter = "ρ"'),
+            ('title = "Average"', 'title = "Average"\nat = 1.0'),
+            ('title = "Nobody\'s"', 'title = "Nobody\'s"\nat = 1'),
+        )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

@@ -3,7 +3,8 @@
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.simulator.reproduce.published import find
+from staddle.algorithms.methods.fedsimsup.method import PAPER_C, PAPER_GAMMA, PAPER_ROUNDS
+from staddle.simulator.reproduce.published import find, published
 
 COUNTS = {  # columns, rows, values that are numbers
     "fedsimsup/table1": (2, 10, 20),
@@ -19,11 +20,18 @@ COUNTS = {  # columns, rows, values that are numbers
     "ppfl/table3": (2, 7, 0),
     "ppfl/table-o3": (6, 8, 0),
     "ppfl/table-o4": (3, 5, 15),
+    "ppfl/figure-o5": (2, 6, 1),  # drawn, but for what other tables print
+    "ppfl/figure-o6": (1, 6, 1),
+    "ppfl/lambda": (2, 6, 1),  # not in the paper, nor are FedSSA's two
+    "fedssa/mu-0": (2, 5, 2),
+    "fedssa/t-stable": (2, 5, 2),
+    "fedsimsup/figure9": (2, 4, 2),
+    "fedaims/figure4": (4, 6, 4),
     "fedaims/table2": (8, 12, 96),
     "fedaims/table3": (8, 12, 96),
     "fedaims/table4": (3, 12, 36),
     "fedaims/table5": (8, 2, 16),
-    "fedaims/figure5": (2, 3, 0),  # drawn
+    "fedaims/figure5": (2, 3, 2),
 }
 PICKED = [  # table, row, column, mean, deviation
     ("fedsimsup/table1", "FedRep", "femnist-dir01", 0.812, 0.027),
@@ -72,6 +80,24 @@ SAME = [  # rows that the papers print twice
     ("fedssa/table2", "FedSSA", "fedssa/table5", "C (FedSSA)"),
     ("fedssa/table2", "LG-FedAvg", "fedssa/table4", "A (LG-FedAvg)"),
 ]
+# Values of other tables in those of a parameter: where each is from.
+BORROWED = [
+    ("fedaims/figure4", "μ = 1", "fedaims/table2", "FedAIMS"),
+    ("fedaims/figure5", "Gap 1", "fedaims/table2", "FedAIMS"),
+    ("fedssa/mu-0", "μ_0 = 0.5", "fedssa/table1", "FedSSA"),
+    ("fedssa/t-stable", "T_stable = 45", "fedssa/table1", "FedSSA"),
+    ("fedsimsup/figure9", "C = 40, γ = 3/7", "fedsimsup/table2", "FedSimSup (Ours)"),
+    ("ppfl/figure-o5", "K = 4", "ppfl/table-o4", "τ_0"),
+    ("ppfl/figure-o6", "K = 3", "ppfl/table-o4", "τ_0"),
+    ("ppfl/lambda", "λ = 1e-05", "ppfl/table-o4", "τ_0"),
+]
+# The option that a table's parameter is.
+OPTIONS = {
+    "fedaims/figure4": "mu", "fedaims/figure5": "update_gap", "fedssa/mu-0": "mu_0",
+    "fedssa/t-stable": "t_stable", "pfedsim/table6": "rho", "ppfl/figure-o5": "models",
+    "ppfl/figure-o6": "models", "ppfl/lambda": "lam",
+}  # fmt: skip
+CUT = ((10, "1/3"), (20, "2/5"), (40, "2/5"), (40, "3/7"))  # FedSimSup's C and γ
 # a row's method where that is not its title in small letters; none: we have it not, or not so
 OURS = {
     "Standalone": "local", "Clustered FL": "cfl", "FedLG": "lg-fedavg",
@@ -80,6 +106,12 @@ OURS = {
     "FedAIMS-Full": "fedaims", "A": "fedssa", "B": "fedssa",
     "Gap 1": "fedaims", "Gap 3": "fedaims", "Gap 5": "fedaims", "C (FedSSA)": "fedssa",
     "B (LG-FedAvg with M2)": "fedssa",
+    **{f"μ = {value}": "fedaims" for value in ("0.01", "0.05", "0.1", "0.5", "1", "5")},
+    **{f"μ_0 = {value}": "fedssa" for value in ("0", "0.25", "0.5", "0.75", "1")},
+    **{f"T_stable = {value}": "fedssa" for value in (2, 10, 20, 45, 100)},
+    **{f"C = {c}, γ = {g}": "fedsimsup" for c, g in CUT},
+    **{f"K = {number}": "ppfl" for number in range(1, 7)},
+    **{f"λ = {value}": "ppfl" for value in ("1e-05", "0.0001", "0.001", "0.01", "0.1", "1")},
     **{f"the {number} multiple of τ_0": "ppfl" for number in ("first", "second", "third")},
 }  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
@@ -137,3 +169,34 @@ def test_the_papers_of_lost_tables_still_have_settings_that_run():
         ours = {own.title for own in find(path).rows if own.methods}
         assert {"Local", "FedAvg", "PPFL1", "PPFL2"} <= ours
     assert find("ppfl/table3").settings == find("ppfl/table-o3").settings == ()
+
+
+@pytest.mark.parametrize(("path", "title", "other_path", "other_title"), BORROWED)
+def test_a_parameter_s_published_values_are_those_of_the_same_runs(
+    path, title, other_path, other_title
+):
+    """Same setting, same method under the same label."""
+    here, there = row(path, title), row(other_path, other_title)
+    names = [column.name for column in find(other_path).columns]
+    for column, value in zip(find(path).columns, here.values, strict=True):
+        if value.mean is not None:
+            assert value.mean == there.values[names.index(column.name)].mean
+        assert here.methods[column.name] == there.methods[column.name]
+
+
+def test_a_value_of_a_parameter_is_what_the_method_has():
+    studies = {table.path: table for table in published() if table.parameter}
+    assert studies.keys() == {*OPTIONS, "fedsimsup/figure9", "ppfl/table-o4"}
+    for path, option in OPTIONS.items():
+        for own in studies[path].rows:
+            for method in own.methods.values():
+                options = METHODS[method.name].options_model(**method.options)
+                # FedAvg stands for ρ = 1, and has no such option
+                assert getattr(options, option, 1.0) == own.at, (path, own.title)
+    for own in studies["ppfl/table-o4"].rows:
+        epochs = {method.training.get("epochs", 1.0) for method in own.methods.values()}
+        assert epochs == ({own.at} if own.methods else set())
+    for own in studies["fedsimsup/figure9"].rows:
+        method = own.methods["cifar10-100-dir01"]
+        c = method.options.get("c", PAPER_C)
+        assert own.at == round(c * PAPER_ROUNDS ** method.options.get("gamma", PAPER_GAMMA))
