@@ -42,6 +42,7 @@ from .baselines.feddbe import FedDBE
 from .baselines.feddyn import FedDyn
 from .baselines.fedem import FedEM
 from .baselines.fedfomo import FedFomo
+from .baselines.fedgen import FedGen
 from .baselines.fedgh import FedGH
 from .baselines.fedkd import FedKD
 from .baselines.fednova import FedNova
@@ -94,6 +95,7 @@ METHODS: dict[str, type[Method]] = {
     "feddyn": FedDyn,
     "fedem": FedEM,
     "fedfomo": FedFomo,
+    "fedgen": FedGen,
     "fedgh": FedGH,
     "fedkd": FedKD,
     "fednova": FedNova,

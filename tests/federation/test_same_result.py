@@ -44,6 +44,7 @@ JOBS = (  # methods, and what their documents say else; three of four silos a ro
     ("fedaims", {"options": {"sampling": "algorithm2"}, "model": "convnet-digits"}),
     ("scaffold", {"options": {"global_lr": 0.5}}),
     ("fedyogi", {}),
+    ("fedgen", {"options": {"server_steps": 5}}),
     ("knn-per", {"options": {"capacity": 20}}),
     ("fedavg", {"transport": BFLOAT16}),
     ("feddyn", {"transport": INT8}),

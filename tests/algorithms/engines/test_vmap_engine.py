@@ -81,6 +81,8 @@ CASES = {
     "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedgen": ("fedgen", {"server_steps": 3, "hidden": 8}, {"norm": "batch", "buffers": "global"},
+        {**ALMOST_ALL, "rounds": 3}, [3]),
     "fedgh": ("fedgh", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL,
         [1, 2]),
     "fedproto": ("fedproto", {}, {"norm": "batch"}, ALMOST_ALL, [3]),

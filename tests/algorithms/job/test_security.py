@@ -273,7 +273,14 @@ def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(blind):
     said = str(caught.value)
     assert said.endswith(', or write security.secure_aggregation = "off"')
     named = said.partition("no such part (")[2].partition(")")[0].split(", ")
-    assert METHODS.keys() - set(named) == {"fedfomo", "fedgh", "fedpac", "fedsimsup", "pfedhn"}
+    assert METHODS.keys() - set(named) == {
+        "fedfomo",
+        "fedgen",
+        "fedgh",
+        "fedpac",
+        "fedsimsup",
+        "pfedhn",
+    }
     for name in named:
         assert blind(name, model=model).document()
 
