@@ -1,9 +1,9 @@
 """A method's work at one silo in one round: stages of training, surveys, changes of state."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from torch import Tensor
 
@@ -158,6 +158,21 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class Aligned:
+    """One stage for silos that train different parts, so that they can train at once.
+
+    ``names`` are common names, and the part that this silo has under each. ``loss`` knows the parts
+    by them; it gives the same numbers as the stage's own, and sees no parts but those that the
+    stage trains or names in ``reads``, and those of ``names``. What differs from silo to silo is in
+    ``context``, which joins the stage's. An aligned stage has no penalty.
+    """
+
+    names: Mapping[str, str]
+    loss: Loss
+    context: Tensors
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stretch of local training: the parts that move, for how many epochs, by which loss.
 
@@ -179,6 +194,8 @@ class Stage:
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
     all. The job also sets ``augment``, which changes each batch's records at random, and ``last``,
     what becomes of an epoch's last batch (``records_taken``).
+
+    ``aligned`` is for simulated silos alone, and changes no numbers.
     """
 
     trains: tuple[str, ...]
@@ -195,6 +212,22 @@ class Stage:
     rows: int | None = None
     augment: Augment | None = None
     last: LastBatch | None = None
+    aligned: Aligned | None = None
+
+    @property
+    def common(self) -> Self:
+        """The stage as silos that train at once have it, in the words of ``aligned``."""
+        if self.aligned is None:
+            return self
+        called = {own: name for name, own in self.aligned.names.items()}
+        return replace(
+            self,
+            trains=tuple(called.get(part, part) for part in self.trains),
+            loss=self.aligned.loss,
+            context={**self.context, **self.aligned.context},
+            reads=(*(self.reads or ()), *self.aligned.names),
+            aligned=None,
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ Parts, each in a process of its own, since an error of CUDA ends the process tha
   *many*: LeNet-5 with a hundred silos at once;
 - *parallel*: a step of each network, all silos in one call, with each form of convolutions and with
   the one that is chosen by shape, and each silo by itself in parallel;
+- *one-call*: one_call.py, FedAIMS's silos in one call and in one per supervised block;
 - *compiled-NETWORK*: a step as the engine has it, and compiled by torch.compile
   (compiled_step.py): whether both compute the same, and how long each takes;
 - *profile-NETWORK*: how long each part of a round takes, which kernels it launches, and what the
@@ -302,6 +303,15 @@ def convolution_forms(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def one_call(options: argparse.Namespace) -> list[Row]:
+    """The table of one_call.py, line by line."""
+    script = Path(__file__).with_name("one_call.py")
+    command = [sys.executable, str(script), "--device", options.device]
+    if options.small:
+        command += ["--silos", "4", "--records", "8", "--rounds", "2", "--network", "convnet-3x64"]
+    return [{"what": line} for line in lines_of(command)]
+
+
 def lines_of(command: Sequence[str]) -> list[str]:
     """The output of a benchmark."""
     ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own
@@ -539,6 +549,7 @@ PARTS: dict[str, Part] = {
     "parallel": parallel,
     **{f"compiled-{name}": lambda options, name=name: compiled(options, name) for name in LARGER},
     "convolutions": convolution_forms,
+    "one-call": one_call,
     **{f"memory-{name}": lambda options, name=name: memory(options, name) for name in LARGER},
 }
 AT_ONCE = ("tests", *(f"smoke-{precision}" for precision in PRECISIONS))

@@ -44,7 +44,8 @@ def architecture(modules: Modules) -> Key:
 def course(steps: Course) -> Key:
     """Equal where silos of one architecture have stages that differ only in their contexts' values.
 
-    Surveys must be the same; a change is made silo by silo.
+    Surveys must be the same; a change is made silo by silo. Aligned stages may differ in the parts
+    that they train (alignment.py, ``shapes``).
 
     A loss or penalty is the same where it is one function, one method of one object, or a
     ``partial`` of such with the same numbers and texts; one that a stage makes for itself, and so
@@ -62,7 +63,8 @@ def paced_alike(stage: Stage) -> Key:
 def _step(step: Stage | Survey | Change) -> Key:
     match step:
         case Stage():
-            return _same(replace(step, context={})), specs(step.context)
+            common = step.common
+            return _same(replace(common, context={})), specs(common.context)
         case Survey():
             return _same(step)
         # Changes are made silo by silo, so they may be any.

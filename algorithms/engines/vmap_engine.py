@@ -38,6 +38,7 @@ from ..training.silo_round import (
     stage_stream,
     take_delivery,
 )
+from .alignment import joined, put_back, shapes
 from .convolutions import Form, in_parallel, prepare
 from .cuda_graphs import AsItIs, Recorder
 from .device_copies import DeviceCopies
@@ -234,17 +235,19 @@ class Stacked:
         self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
     ) -> dict[str, float]:
         """Train one stage of a group in place; the mean loss of the last epoch by silo."""
-        # The stages of a group differ only in their contexts, so the first stands for all.
-        group, stage = list(stages), next(iter(stages.values()))
-        modules = handed(silos.modules, stage)
+        # The stages of a group differ only in their contexts and in the parts that they align, so
+        # the first stands for all.
+        group, own = list(stages), [*stages.values()]
+        common = [stage.common for stage in own]
+        stage, whole = common[0], joined(silos, own)
+        modules = handed(whole.modules, stage)
         with _named(round_, group[0]):
             check_trains(modules, stage)
         pieces = self._pieces(round_, number, group, stage, batch_coupled(modules))
-        contexts = [own.context for own in stages.values()]
         context: dict[str, Tensor] = {}
         for name in stage.context:
-            context[name] = stacked([own[name] for own in contexts], silos.x.device)
-        values = {part: silos.values[part] for part in modules}
+            context[name] = stacked([one.context[name] for one in common], silos.x.device)
+        values = {part: whole.values[part] for part in modules}
         # The loss sees only the parts that the stage may read, as where silos train one by one.
         stack = replace(silos, modules=modules, values=values)
         draws = [(self._method, self._job, silo, round_, number, "draw") for silo in group]
@@ -257,6 +260,7 @@ class Stacked:
             trained = self._with_an_engine(run, stack)
             losses = trained.losses.T.tolist()
             check_odd(trained.oddness)
+        put_back(silos, own, values)
 
         # A silo with fewer batches than others has NaN for the rest.
         own_losses: dict[str, list[float]] = {}
@@ -379,7 +383,8 @@ class Stacked:
         # which is a view and can be recorded, where others would be copied.
         alike: dict[Hashable, list[str]] = {}
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
-            key = self._template(silo).key, course(courses.get(silo, ()))
+            template, steps = self._template(silo), courses.get(silo, ())
+            key = template.key, course(steps), shapes(steps, template.modules)
             alike.setdefault(key, []).append(silo)
 
         # Memory is planned for the silo with the most records, which comes first.

@@ -101,7 +101,7 @@ from torch.nn.functional import one_hot
 
 from ....errors import LocalError, PeerError
 from ....files.documents import Strict
-from ...course import Effort, Facts, Parts, SiloState, Stage
+from ...course import Aligned, Effort, Facts, Parts, SiloState, Stage
 from ...exchange.delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
 from ...exchange.parts import (
     DTYPES,
@@ -365,7 +365,18 @@ class FedAIMS(Method):
             # With "sum" a record's loss depends on the size of its batch (``distance``).
             coupled=self.options.reduction == "sum",
         )
+        # Adapters of one shape can stand in one another's place where silos train at once.
+        if len(blocks) == 1 and len(set(self.widths[:-1])) == 1:
+            stage = replace(stage, aligned=self.aligned(blocks[0]))
         return (stage,)
+
+    def aligned(self, block: int) -> Aligned:
+        """The stage of a silo that supervises this block, without the block's number."""
+        names = {"adapter": f"adapter{block}"}
+        if self.options.aux_ce == "head":
+            names["head"] = f"head{block}"
+        own = torch.arange(1, self.middle + 1) == block
+        return Aligned(names, self.aligned_objective, {"block": own})
 
     def objective(
         self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors
@@ -374,31 +385,59 @@ class FedAIMS(Method):
 
         ``context["prototypes"]`` is C_g [C, D], with zeros for unknown classes.
         """
-        # m times [B, d_j]
+        features = self.features(parts, x)
+        supervised = [(features[j - 1], f"{j}") for j in blocks]
+        return self.supervision(supervised, features[-1], parts, y, context)
+
+    def aligned_objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """``objective`` for one block, that of ``context["block"]`` [m - 1].
+
+        All middle blocks have features of one width.
+        """
+        *middle, last = self.features(parts, x)
+        # The others become zeros, so this is the block's own feature bit by bit.
+        own = torch.where(context["block"][:, None], torch.stack(middle, 1), 0).sum(1)  # [B, d]
+        return self.supervision([(own, "")], last, parts, y, context)
+
+    def features(self, parts: Parts, x: Tensor) -> Sequence[Tensor]:
+        """φ^j(x) [B, d_j] of each block."""
         # One pass returns all blocks' features side by side.
-        features = torch.split(parts["extractor"](x, True), list(self.widths), dim=1)
+        return torch.split(parts["extractor"](x, True), list(self.widths), dim=1)
+
+    def supervision(
+        self,
+        supervised: Sequence[tuple[Tensor, str]],
+        last: Tensor,
+        parts: Parts,
+        y: Tensor,
+        context: Tensors,
+    ) -> Tensor:
+        """Φ_i by sample [B] from the features of the supervised blocks and of the last one.
+
+        Adapters and heads have the text that goes with the feature at the end of their names.
+        """
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
-        own = self.setting.task.losses(parts["classifier"](features[-1]), y)  # L_CE of the model
+        own = self.setting.task.losses(parts["classifier"](last), y)  # L_CE of the model
         # Records of a class without a prototype have R = 0.
-        main = own + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
+        main = own + self.options.mu * self.distance(target, last) * has  # (5), (6)
         auxiliary = torch.zeros_like(main)
-        for j in blocks:
-            feature, adapter = features[j - 1], parts[f"adapter{j}"]
+        for feature, number in supervised:
+            adapter = parts[f"adapter{number}"]
             regulariser = self.distance(adapter(target), feature) * has  # (8)
             auxiliary = auxiliary + self.options.mu * regulariser  # (7)
             if self.options.aux_ce == "model":
                 auxiliary = auxiliary + own  # (7)
             elif self.options.aux_ce == "head":
-                logits = parts[f"head{j}"](feature)
+                logits = parts[f"head{number}"](feature)
                 auxiliary = auxiliary + self.setting.task.losses(logits, y)  # (7)
             elif self.options.aux_ce == "prototype":
                 nearest = prototype_cross_entropy(adapter, prototypes, known, feature, y)
                 auxiliary = auxiliary + nearest  # (7)
         # The supervised blocks share 1 − λ, so this is (12) for one block and (2) for all.
         # (12), (2)
-        return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary
+        return self.main_weight * main + (1 - self.main_weight) / len(supervised) * auxiliary
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """Squared distances [B] of rows [B, d], whose mean over the batch is R of Eqs. 5 and 8.

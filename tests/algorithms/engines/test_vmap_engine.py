@@ -41,6 +41,7 @@ AS_CODE |= {"mixture": "logits", "schedule": "theta_then_c"}
 CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
 ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
 DIGITS = {"name": "convnet-digits"}
+NARROW = {"name": "convnet-3x64", "input": (1, 8, 8)}
 SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_s": 1, "tau_theta": 2}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True}
 TWO |= {"t_stable": 2, "mu_0": 0.1}
@@ -98,9 +99,13 @@ CASES = {
     "ppfl, blocks": ("ppfl", {"schedule": "rbcd", "release_membership": "always"}, {"name": "glm"},
         {}, [4]),
     "ppfl, coupled": ("ppfl", {}, {**DIGITS, "norm": "batch"}, {}, [4, 4]),
-    # two middle blocks
+    # two middle blocks of two widths
     "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),
     "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
+    # two middle blocks of one width, so that silos of both are in one call
+    "fedaims, one width": ("fedaims", {"aux_ce": "head"}, {**NARROW, "norm": "batch"}, ALMOST_ALL,
+        [3]),
+    "fedaims, one width, clusters": ("fedaims", CLUSTERS, {**NARROW, "norm": "group"}, {}, [4]),
     "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
     "fedas": ("fedas", {"training_epochs": 2}, MLP, {}, [4, 4]),  # alignment, then all
     # one silo has nothing to align to
@@ -134,18 +139,20 @@ CASES = {
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
 }  # fmt: skip
 IN_SLICES = {
-    "apfl": 2, "cfl": 2, "fedaims": 1, "fedala": 3, "fedas": 2, "fedavg": 1, "fedfomo": 2,
-    "fedpac": 1, "fedper": 4, "fedproto": 1, "fedsimsup": 9, "fedssa": 2, "local": 2,
-    "per-fedavg": 3, "pfedfda": 2, "pfedsim": 2, "ppfl": 3,
+    "apfl": 2, "cfl": 2, "fedaims": 1, "fedaims, one width": 2, "fedala": 3, "fedas": 2,
+    "fedavg": 1, "fedfomo": 2, "fedpac": 1, "fedper": 4, "fedproto": 1, "fedsimsup": 9,
+    "fedssa": 2, "local": 2, "per-fedavg": 3, "pfedfda": 2, "pfedsim": 2, "ppfl": 3,
 }  # fmt: skip
 # layers that are matrix products
 FULLY_CONNECTED = (
     "fedcp, by itself", "feddbe, by itself", "fedclassavg", "pfedsim, by class", "ppfl",
     "ppfl, blocks", "fedas", "pfedfda", "per-fedavg, first order",
 )  # fmt: skip
-IN_PARALLEL = ("fedssa", "fedprox", "fedaims, clusters", "per-fedavg", "ppfl2")
+IN_PARALLEL = (
+    "fedssa", "fedprox", "fedaims, clusters", "fedaims, one width", "per-fedavg", "ppfl2",
+)  # fmt: skip
 # a stage of these has so few steps that its recording is replayed by a third epoch only
-FEW_STEPS = ("pfedfda, batch norm", "ppfl, blocks")
+FEW_STEPS = ("fedaims, one width, clusters", "pfedfda, batch norm", "ppfl, blocks")
 
 
 class Doubles(Dataset):

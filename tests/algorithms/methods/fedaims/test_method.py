@@ -274,6 +274,45 @@ def test_loss_and_gradients_are_those_of_the_equations(
     )
 
 
+@pytest.mark.parametrize("aux_ce", ["model", "head", "prototype", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("j", [1, 2, 3])
+def test_silos_of_all_blocks_have_one_loss_with_the_bits_of_their_own(
+    make_job, make_data, aux_ce, reduction, j
+):
+    """Each silo's adapter and head under one name, where middle blocks have one width."""
+    options = {"aux_ce": aux_ce, "reduction": reduction, "sampling": "algorithm2"}
+    model = {"name": "convnet-4x128", "norm": "group", "input": [1, 16, 16]}
+    method, batch = make_job("fedaims", options, model=model).method(), make_data(6)
+    x = nn.functional.interpolate(batch.x, scale_factor=2.0)
+    state = with_prototypes(initial_state(method, "a"), torch.rand(3, 128))
+    state = SiloState(state.parts, {**state.extra, "block": torch.tensor(j)})
+    modules = to_modules(method, "a", state)
+    (stage,) = method.stages(state, FACTS)
+    named = {name: modules[part] for name, part in stage.aligned.names.items()}
+    named |= {"extractor": modules["extractor"], "classifier": modules["classifier"]}
+    losses, gradients = [], []
+    for one, parts in ((stage, modules), (stage.common, named)):
+        losses.append(one.loss(parts, x, batch.y, one.context))
+        moved = [p for part in one.trains for p in parts[part].parameters()]
+        gradients.append(torch.autograd.grad(losses[-1].mean(), moved))
+    assert torch.equal(*losses)
+    # four blocks of four tensors, classifier, adapter, and perhaps head
+    assert len(gradients[0]) == 22 + 2 * (aux_ce == "head")
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_blocks_of_different_widths_and_all_blocks_at_once_have_no_common_loss(make, make_job):
+    wide = {"model": {"name": "convnet-3x64", "norm": "group"}}
+    aligned = make_job("fedaims", **wide), make(), make_job("fedaims", {"sampling": "full"}, **wide)
+    found = []
+    for job in aligned:
+        method = job.method()
+        (stage,) = method.stages(initial_state(method, "a"), FACTS)
+        found.append(stage.aligned is not None)
+    assert found == [True, False, False]
+
+
 def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_finite(make, make_data):
     batch = make_data(6)
     for aux_ce in ("model", "head", "prototype", "none"):
