@@ -72,10 +72,7 @@ def lines(panel):
     """Value and dashes of each line across a panel, by label."""
     across = [line for line in panel.lines if ", " in line.get_label()]
     # matplotlib says of all dashes that they are "--"
-    return {
-        line.get_label(): (line.get_ydata()[0], line._unscaled_dash_pattern)
-        for line in across
-    }
+    return {line.get_label(): (line.get_ydata()[0], line._unscaled_dash_pattern) for line in across}
 
 
 def test_a_panel_has_a_row_per_method_that_has_a_value(panels):
