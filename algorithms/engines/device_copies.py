@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..exchange.parts import Tensors
 from ..numerics.devices import room, stacked
 
 SHARE = 4  # of the memory that a simulation plans with
@@ -27,7 +28,7 @@ class _Copy:
 
 
 class DeviceCopies:
-    """Copies of tensors of the host, at most ``most`` bytes after ``make_room``.
+    """Copies of tensors of the host, at most ``most`` bytes; the oldest make room for others.
 
     ``most`` is a part of the device's memory where it is left out, and nothing on a CPU, whose
     values lie on the host anyway.
@@ -40,17 +41,24 @@ class DeviceCopies:
         # By identity; a copy goes once nobody holds the tensor of the host.
         self._copies: MutableMapping[Tensor, _Copy] = WeakTensorKeyDictionary()
 
-    def keep(self, host: Sequence[Tensor], device: Tensor) -> None:
-        """Keep the rows of a tensor of the device [N, ...], whose copies on the host are given."""
-        if device.nbytes >= self._most:
-            return
-        # A copy: training writes into the very memory that it is given.
-        for own, row in zip(host, device.clone(), strict=True):
-            self._copies[own] = _Copy(row, own._version)  # noqa: SLF001 torch has no other name
+    def keep(self, host: Sequence[Tensors], device: Tensors) -> None:
+        """Keep silos' values, by name: the rows of tensors of the device [N, ...].
 
-    def make_room(self) -> None:
-        """Let the oldest copies go where they are more than may be kept."""
-        over = self.kept - self._most
+        ``host`` are each silo's copies of them on the host. Values that are more than may be kept
+        are not.
+        """
+        size = sum(rows.nbytes for rows in device.values())
+        if size >= self._most:
+            return
+        self._make_room(size)
+        for name, rows in device.items():
+            for own, row in zip(host, rows, strict=True):
+                # Each by itself: a row of a copy of all would keep all of it.
+                tensor, copy = own[name], row.clone()
+                self._copies[tensor] = _Copy(copy, tensor._version)  # noqa: SLF001 torch has no other name
+
+    def _make_room(self, size: int) -> None:
+        over = self.kept + size - self._most
         for own, copy in list(self._copies.items()):
             if over <= 0:
                 return

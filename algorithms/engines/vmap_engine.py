@@ -370,9 +370,7 @@ class Stacked:
             host = dict(zip(named, on_host(named.values()), strict=True))
             for silo, parts in enumerate(own):
                 parts[part] = {name: rows[silo].clone() for name, rows in host.items()}
-            for name, rows in named.items():
-                self._copies.keep([parts[part][name] for parts in own], rows)
-        self._copies.make_room()
+            self._copies.keep([parts[part] for parts in own], named)
         return iter(own)
 
     # The choice of the silos that go at once.

@@ -835,19 +835,28 @@ def test_copies_go_with_what_they_are_of_and_the_oldest_make_room(monkeypatch):
     copies = DeviceCopies(torch.device("cpu"), most=3 * 2 * 4)
     first, second = ([torch.full((2,), float(n + i)) for i in range(2)] for n in (0, 10))
     rows = torch.stack(first)
-    copies.keep(first, rows)
+    copies.keep([{"w": own} for own in first], {"w": rows})
     rows.zero_()  # training writes into it
     assert copies.stacked(first).tolist() == [[0, 0], [1, 1]]
-    copies.keep(second, torch.stack(second))
-    copies.make_room()
+    copies.keep([{"w": own} for own in second], {"w": torch.stack(second)})
     assert copies.stacked(first) is None  # the oldest went
     assert copies.stacked(first[1:]).tolist() == [[1, 1]]
     assert copies.stacked(second).tolist() == [[10, 10], [11, 11]]
+    assert copies.kept == 3 * 2 * 4
     gone = weakref.ref(first[1])
     del first
     assert gone() is None
     assert copies.kept == 2 * 2 * 4
-    copies.keep([torch.zeros(9)], torch.zeros(1, 9))  # larger than all there is room for
+    copies.keep(
+        [{"w": torch.zeros(9)}], {"w": torch.zeros(1, 9)}
+    )  # more than all there is room for
     assert copies.kept == 2 * 2 * 4
     second[0].add_(1)
     assert copies.stacked(second) is None
+
+
+def test_a_copy_that_is_kept_keeps_no_others_memory():
+    copies, own = DeviceCopies(torch.device("cpu"), most=10**6), [torch.ones(2) for _ in range(8)]
+    copies.keep([{"w": each} for each in own], {"w": torch.stack(own)})
+    held = [copy.values.untyped_storage().nbytes() for copy in copies._copies.values()]
+    assert held == [2 * 4] * 8
