@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeAlias
 
 from torch import Tensor
 
-from ..errors import LocalError
+from ..errors import LocalError, check_local
 from .exchange.parts import Contribution, Tensors
 from .leaks.taint import EXACT, Taint
 from .leaks.traps import LongestSteps
@@ -219,6 +219,8 @@ class Stage:
         """The stage as silos that train at once have it, in the words of ``aligned``."""
         if self.aligned is None:
             return self
+        alone = self.penalty is None
+        check_local(alone, "an aligned stage has no penalty; leave out one of the two")
         called = {own: name for name, own in self.aligned.names.items()}
         return replace(
             self,

@@ -16,6 +16,7 @@ from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.engines.vmap_training import Silos
 from staddle.algorithms.methods.fedaims.method import FedAIMS, balanced
+from staddle.errors import LocalError
 
 SILOS = ("a", "b", "c")
 CASES = {
@@ -55,6 +56,12 @@ def test_stages_of_different_parts_are_one_course():
     assert other.common.context["number"] == 2
     assert course((replace(one, aligned=None),)) != course((replace(other, aligned=None),))
     assert course((one,)) != course((stage("adapter1", ("adapter1",)),))
+
+
+def test_an_aligned_stage_has_no_penalty():
+    penalised = replace(stage("adapter1"), penalty=lambda *_: torch.zeros(()))
+    with pytest.raises(LocalError, match="an aligned stage has no penalty; leave out one"):
+        _ = penalised.common
 
 
 def test_parts_that_compute_otherwise_are_not_under_one_name():
