@@ -186,17 +186,23 @@ def test_a_parameter_s_published_values_are_those_of_the_same_runs(
 
 def test_a_value_of_a_parameter_is_what_the_method_has():
     studies = {table.path: table for table in published() if table.parameter}
-    assert studies.keys() == {*OPTIONS, "fedsimsup/figure9", "ppfl/table-o4"}
+    assert studies.keys() == {*OPTIONS, "fedsimsup/figure9"}
     for path, option in OPTIONS.items():
         for own in studies[path].rows:
             for method in own.methods.values():
                 options = METHODS[method.name].options_model(**method.options)
                 # FedAvg stands for ρ = 1, and has no such option
                 assert getattr(options, option, 1.0) == own.at, (path, own.title)
-    for own in studies["ppfl/table-o4"].rows:
-        epochs = {method.training.get("epochs", 1.0) for method in own.methods.values()}
-        assert epochs == ({own.at} if own.methods else set())
     for own in studies["fedsimsup/figure9"].rows:
         method = own.methods["cifar10-100-dir01"]
         c = method.options.get("c", PAPER_C)
         assert own.at == round(c * PAPER_ROUNDS ** method.options.get("gamma", PAPER_GAMMA))
+
+
+def test_published_values_of_unknown_epochs_have_no_place_on_an_axis():
+    """Table O4's multiples of τ_0 are lost; ours are a guess."""
+    central, *others = find("ppfl/table-o4").rows
+    assert not central.methods
+    for number, own in enumerate(others, 1):
+        assert own.at is None
+        assert {method.training.get("epochs", 1) for method in own.methods.values()} == {number}
