@@ -30,6 +30,8 @@ Where this differs from the paper:
 - Classes are drawn by p̂, as the paper has it. In the code each class with more than one record is
   as likely as another, and it counts one record more of each class at each silo.
 - α_t and β_t have no least value; in the code it is 1e-4.
+- Each gradient of (4) is cut to the length ``clip``, so that Adam remembers no one huge head for
+  good. Steps after which w or a moment is not finite are not taken: w stays what it was.
 - The code has a term against the averaged head in (4), whose weight is 0 in all of its settings. It
   is left out, and so is the variant that averages the head alone.
 - The latent layer is where ``model.head`` divides the model. Defaults are those of the code for
@@ -48,13 +50,19 @@ part           way        tensors                                   exchange
 =============  =========  ========================================  ====================
 
 The coordinator sees each silo's head and its records by class. (4) is no sum of them, so [security]
-secure_aggregation = "required" refuses it. Silos see p̂: in a round of two, each can tell the
-other's shares of classes. The generator is trained on heads alone, but what it makes may show what
-the records of a class have in common. Adam's moments stay at the coordinator. A silo's model in the
-end is the one delivered last. In a private job c_k are the noisy counts.
+secure_aggregation = "required" refuses it.
+
+Silos see p̂, and p̂ tells exact counts, up to a common divisor of all. In a round of two, each silo
+learns the other's counts by class from p̂ and its own. In a larger round, all silos but one together
+learn the last one's. Where the silos of two rounds differ by one, the two p̂ show the counts of that
+one. The generator is trained on heads alone, but what it makes may show what the records of a class
+have in common. In a private job c_k are the noisy counts, and p̂ tells no more than these.
+
+Adam's moments stay at the coordinator. A silo's model in the end is the one delivered last. One
+silo with a huge head can still turn the steps of its own rounds, or stop them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -65,18 +73,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
-from ...errors import LocalError
+from ...errors import LocalError, PeerError
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
 from ..exchange.delivery import LARGEST_STATE, Combined, CoordinatorState, Results
 from ..exchange.parts import (
     DTYPES,
+    LARGEST_WEIGHT,
     Contribution,
     Each,
     Kind,
     Part,
     Tensors,
     TensorSpec,
+    all_finite,
     picked,
 )
 from ..method import Method, Setting, specs_of_buffers, specs_of_parameters
@@ -87,6 +97,7 @@ from ..numerics.streams import stream, uniform
 LABELS = "labels"  # p̂ in a silo's ``extra``, next to w
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's two, by torch's names, which begin those in the state
 STEPS = "steps"  # of Adam so far
+MOST_NUMBERS = 2**28  # of one pass of generated features: 1 GiB of float32
 
 
 class FedGenOptions(Strict):
@@ -112,6 +123,8 @@ class FedGenOptions(Strict):
     """Learning rate of the generator in the first round."""
     weight_decay: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1e-2
     """Weight decay of the generator."""
+    clip: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 10.0
+    """The greatest length of the generator's gradient."""
     eta: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
     """η, how strongly generated features are driven apart."""
     teacher: Literal["weighted", "mean"] = "weighted"
@@ -162,13 +175,16 @@ class FedGen(Method):
         self.dtype, self.width = DTYPES[first.dtype], first.shape[1]
         network = self.sketched()
         self.network = (*specs_of_parameters(network), *specs_of_buffers(network))
-        counts = TensorSpec("counts", "int64", (setting.outputs,), 0.0)
+        counts = TensorSpec("counts", "int64", (setting.outputs,), 0.0, LARGEST_WEIGHT)
         shares = TensorSpec(LABELS, first.dtype, (setting.outputs,), 0.0, 1.0)
         self.model = self.shared("model", Kind.WHOLE_MODEL, *MODEL)
         self.heads = Part("heads", Kind.HEADER_ROWS, Each(), self.flat_specs("classifier"))
         self.counts = Part("counts", Kind.COUNTS, Each(), (counts,))
         self.generator = Part("generator", Kind.PROTOTYPES, Each(), self.network)
         self.labels = Part(LABELS, Kind.COUNTS, Each(), (shares,))
+        self._check_size()
+
+    def _check_size(self) -> None:
         # w, and both of Adam's moments
         if (held := 3 * sum(spec.nbytes for spec in self.network)) > LARGEST_STATE:
             raise LocalError(
@@ -176,6 +192,19 @@ class FedGen(Method):
                 f" {LARGEST_STATE:,} are the most; lower method.options.hidden, or choose a model"
                 " with fewer features"
             )
+        own, classes, silos = self.options, self.setting.outputs, self.setting.cohort_size
+        # For each generated feature: ε and the class's indicator, the hidden layer, the feature
+        # itself, and the answers of one head, or of all heads and distances from all others.
+        one = own.noise + classes + own.hidden + self.width
+        for option, rows, each in (
+            ("samples", classes * own.samples, one + classes),
+            ("server_batch", own.server_batch, one + silos * classes + own.server_batch),
+        ):
+            if (numbers := rows * each) > MOST_NUMBERS:
+                raise LocalError(
+                    f"fedgen: {rows:,} generated features would take {numbers:,} numbers at once,"
+                    f" {MOST_NUMBERS:,} are the most; lower method.options.{option}"
+                )
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The model, its head for the generator, and the records by class."""
@@ -198,11 +227,14 @@ class FedGen(Method):
         network.load_state_dict(copies, strict=False, assign=True)
         return network
 
-    def drawn(self, silo: str, round_: int, size: int) -> tuple[Tensor, Tensor]:
-        """ε [size, noise], and numbers [size] between 0 and 1 by which classes can be drawn."""
+    def draws(
+        self, silo: str, round_: int, size: int, times: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """So many times ε [size, noise], and [size] numbers in 0 … 1 to draw classes by."""
         rng = stream(self.setting.seed, silo, round_, "fedgen")
-        numbers = torch.from_numpy(uniform(rng, (size, self.options.noise + 1), 0, 1))
-        return numbers[:, 1:].to(self.dtype), numbers[:, 0].contiguous()
+        for _ in range(times):
+            numbers = torch.from_numpy(uniform(rng, (size, self.options.noise + 1), 0, 1))
+            yield numbers[:, 1:].to(self.dtype), numbers[:, 0].contiguous()
 
     # The silo half. ``extra`` holds w and p̂.
 
@@ -233,12 +265,23 @@ class FedGen(Method):
         return (replace(stage, loss=self.distilled, penalty=self.taught, context=context),)
 
     def generated(self, state: SiloState, facts: Facts) -> dict[str, Tensor]:
-        """Features [C · samples, d], class by class; p̂, α_t and β_t."""
+        """Features [C · samples, d], class by class; p̂, α_t and β_t.
+
+        PeerError where the delivered generator and head cannot be used.
+        """
         own, classes = self.options, self.setting.outputs
-        noise, _ = self.drawn(facts.silo, facts.round, classes * own.samples)
+        ((noise, _),) = self.draws(facts.silo, facts.round, classes * own.samples)
         labels = torch.arange(classes).repeat_interleave(own.samples)
         with torch.no_grad():
             features = self.filled(state.extra).eval()(noise, labels)
+            answers = functional_call(self.head, dict(state.parts["classifier"]), (features,))
+        # Finite numbers can give these. Training would then blame this silo's learning rate.
+        if not all(map(all_finite, (features, answers))):
+            raise PeerError(
+                "coordinator",
+                "the delivered generator makes features that are not finite, or to which the"
+                " delivered head has no finite answer",
+            )
         weights = own.decay**facts.round * torch.tensor([own.alpha, own.beta], dtype=self.dtype)
         alpha, beta = weights.unbind()
         return {"features": features, LABELS: state.extra[LABELS], "alpha": alpha, "beta": beta}
@@ -302,7 +345,10 @@ class FedGen(Method):
     def stepped(
         self, state: CoordinatorState, round_: int, shares: Tensor, losses: Callable[..., Tensor]
     ) -> dict[str, Tensor]:
-        """The state after the steps of Eq. 4, of ``losses`` [B] of features [B, d] and classes."""
+        """The state after the steps of Eq. 4, of ``losses`` [B] of features [B, d] and classes.
+
+        It is the state before if a number would not be finite.
+        """
         own, network = self.options, self.filled(state)
         rate, named = own.server_lr * own.decay**round_, dict(network.named_parameters())
         optimiser = torch.optim.Adam(named.values(), lr=rate, weight_decay=own.weight_decay)
@@ -311,24 +357,25 @@ class FedGen(Method):
             kept = {key: state[f"{key}/{name}"].clone() for key in MOMENTS}
             optimiser.state[parameter] = {"step": state[STEPS].clone(), **kept}
 
-        noise, chances = self.drawn("", round_, own.server_steps * own.server_batch)
-        # Of shares that are all zero, the last class is drawn.
-        drawn = torch.searchsorted(shares.cumsum(0), chances, right=True)
-        labels = drawn.clamp(max=len(shares) - 1)
-        size = own.server_batch
-        batches = zip(torch.split(noise, size), torch.split(labels, size), strict=True)
-        for epsilon, chosen in batches:
+        # Drawn step by step, so that only one batch lies in memory.
+        for epsilon, chances in self.draws("", round_, own.server_batch, own.server_steps):
+            # Of shares that are all zero, the last class is drawn.
+            drawn = torch.searchsorted(shares.cumsum(0), chances, right=True)
+            chosen = drawn.clamp(max=len(shares) - 1)
             with torch.enable_grad():
                 features = network(epsilon, chosen)
                 loss = losses(features, chosen).mean() + own.eta * closeness(epsilon, features)
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(named.values(), own.clip)
             optimiser.step()
 
         after = picked(self.network, {k: v.detach() for k, v in network.state_dict().items()})
         for name, parameter in named.items():
             after |= {f"{key}/{name}": optimiser.state[parameter][key] for key in MOMENTS}
-        return {**after, STEPS: state[STEPS] + own.server_steps}
+        after[STEPS] = state[STEPS] + own.server_steps
+        # A head of huge numbers must not stop the job, nor the generator for good.
+        return after if all(map(all_finite, after.values())) else dict(state)
 
     def losses(self, heads: Tensors, counts: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """The loss [B] of features [B, d] by the heads [K, …] of silos with these counts [K, C]."""

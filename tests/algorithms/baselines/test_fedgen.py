@@ -13,14 +13,16 @@ from torch import nn
 from staddle.algorithms.baselines import fedgen
 from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import nbytes_of
+from staddle.algorithms.exchange.parts import LARGEST_WEIGHT, nbytes_of
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
+from staddle.errors import PeerError
 from staddle.security.dp.noise import Randomness
 
 TINY = {
     "alpha": 0.8, "beta": 0.3, "decay": 0.7, "samples": 3, "noise": 4, "hidden": 6,
     "server_steps": 4, "server_batch": 9, "server_lr": 0.02, "weight_decay": 0.05, "eta": 2.0,
+    "clip": 1.0,
 }  # fmt: skip
 LAYERS = ("body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias",
     "body.3.weight", "body.3.bias")  # fmt: skip
@@ -68,18 +70,20 @@ class Server:
         self.running = {"mean": torch.zeros(6).double(), "var": torch.ones(6).double()}
         self.m = {name: torch.zeros_like(value) for name, value in self.w.items()}
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
-        self.steps = 0
+        self.steps, self.cut = 0, []
 
     def step(self, noise, labels, heads, counts, teacher, lr):
         leaves = {name: value.clone().requires_grad_() for name, value in self.w.items()}
         made, hidden = generate(leaves, noise, labels)
         loss = server_loss(made, noise, labels, heads, counts, teacher)
         slopes = torch.autograd.grad(loss, list(leaves.values()))
+        length = sum(slope.square().sum() for slope in slopes).sqrt()
+        self.cut.append(float(length) > 1)
         for name, statistic in (("mean", hidden.mean(0)), ("var", hidden.var(0))):
             self.running[name] = 0.9 * self.running[name] + 0.1 * statistic
         self.steps += 1
         for (name, value), slope in zip(self.w.items(), slopes, strict=True):
-            g = slope + 0.05 * value
+            g = slope / max(length, 1) + 0.05 * value
             self.m[name] = 0.9 * self.m[name] + 0.1 * g
             self.v[name] = 0.999 * self.v[name] + 0.001 * g**2
             m, v = self.m[name] / (1 - 0.9**self.steps), self.v[name] / (1 - 0.999**self.steps)
@@ -111,7 +115,7 @@ def test_rounds_of_some_uneven_silos_are_its_equations(teacher):
         for silo in job.cohort(round_):
             own = oracle.gradient
             if round_:
-                noise, _ = method.drawn(silo, round_, 9)
+                ((noise, _),) = method.draws(silo, round_, 9)
                 labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
                 made, _ = generate(server.w, noise.double(), labels, server.running)
                 factor = 0.7**round_
@@ -128,7 +132,8 @@ def test_rounds_of_some_uneven_silos_are_its_equations(teacher):
         for own, model in zip(counts, models, strict=True):
             theta = theta + sum(own) / whole * model
         shares = np.array(counts).sum(0) / whole
-        noise, chances = method.drawn("", round_, 36)
+        # Steps draw one after another what one draw would give.
+        ((noise, chances),) = method.draws("", round_, 36)
         labels = torch.tensor([int((np.cumsum(shares) <= u).sum()) for u in chances.tolist()])
         for step in range(4):
             batch = slice(9 * step, 9 * step + 9)
@@ -142,6 +147,7 @@ def test_rounds_of_some_uneven_silos_are_its_equations(teacher):
         kept = found[f"body.1.running_{name}"].double()
         torch.testing.assert_close(kept, value, atol=2e-5, rtol=0)
     assert int(found["steps"]) == 20
+    assert len(set(server.cut)) == 2
     for seen in simulation.look().values():
         oracle.check_close(oracle.numbers(seen.delivered.parts["classifier"]), theta, 5e-5)
 
@@ -149,7 +155,7 @@ def test_rounds_of_some_uneven_silos_are_its_equations(teacher):
 OTHERS = {
     "alpha": 0.5, "beta": 0.1, "decay": 0.9, "samples": 2, "noise": 5, "hidden": 7,
     "server_steps": 3, "server_batch": 8, "server_lr": 0.03, "weight_decay": 0.0, "eta": 0.0,
-    "teacher": "mean",
+    "clip": 0.1, "teacher": "mean",
 }  # fmt: skip
 
 
@@ -187,6 +193,64 @@ def test_classes_without_records_are_never_drawn_and_weigh_nothing(make_job):
     nobody = {**results, "counts": {"counts": torch.zeros(2, 3, dtype=torch.int64)}}
     made = method.combine(state, 0, ("a", "b"), {**nobody, "model": combined_model(method)})
     assert made.published["labels"]["labels"].tolist() == [0.0, 0.0, 0.0]
+
+
+def folded(method, state, round_, heads):
+    """What the coordinator makes of heads that hold these numbers and what else silos sent."""
+    results = {
+        "model": combined_model(method),
+        "heads": {
+            spec.name: torch.stack(
+                [torch.linspace(-head, head, spec.elements) for head in heads]
+            ).reshape(-1, *spec.shape)
+            for spec in method.heads.tensors
+        },
+        "counts": {"counts": torch.tensor([[1, 3, 2], [2, 1, 4]])},
+    }
+    return method.combine(state, round_, ("a", "b"), results)
+
+
+@pytest.mark.parametrize("huge", [1e15, 1e22, 3e38])
+def test_a_huge_head_does_not_stop_the_generator_for_good(make_job, huge):
+    method = make_job("fedgen", TINY | {"weight_decay": 0.0}).method()
+    attacked = folded(method, method.begin(), 0, (1.0, huge)).state
+    assert all(value.isfinite().all() for value in attacked.values())
+    assert max(value.abs().max() for value in attacked.values()) < 1e3
+    after = folded(method, attacked, 1, (1.0, 2.0)).state
+    for name in LAYERS:
+        # A tenth of what Adam moves a number whose slope does not change.
+        moved = (after[name] - attacked[name]).abs().max()
+        assert moved > 0.1 * TINY["server_steps"] * TINY["server_lr"] * TINY["decay"], name
+
+
+def test_steps_that_are_not_finite_are_not_taken(make_job):
+    method = make_job("fedgen", TINY).method()
+    begun = folded(method, method.begin(), 0, (1.0, 2.0)).state
+    combined = folded(method, begun, 1, (1.0, 3e38))
+    assert combined.state.keys() == begun.keys()
+    assert all(torch.equal(combined.state[name], value) for name, value in begun.items())
+    for name, value in combined.published["generator"].items():
+        assert torch.equal(begun[name], value)
+
+
+@pytest.mark.parametrize("part", ["generator", "model"])
+def test_a_delivered_generator_that_is_of_no_use_is_the_coordinators_fault(make_job, part):
+    method, facts = make_job("fedgen", TINY).method(), Facts("a", 1, 6, torch.tensor([1, 2, 3]))
+    begun = initial_state(method, "a")
+    assert method.stages(begun, facts)
+    huge = {spec.name: torch.full(spec.shape, 3e38) for spec in getattr(method, part).tensors}
+    delivered = {part: huge}
+    if part == "model":
+        delivered["generator"] = {spec.name: torch.full(spec.shape, 2.0) for spec in method.network}
+    taken = method.deliver(begun, delivered, facts)
+    with pytest.raises(PeerError, match="the delivered generator makes features that are") as it:
+        method.stages(taken, facts)
+    assert it.value.peer == "coordinator"
+
+
+def test_counts_have_the_bound_of_weights(make_job):
+    (spec,) = make_job("fedgen", TINY).method().counts.tensors
+    assert spec.bounds == (0.0, LARGEST_WEIGHT)
 
 
 def combined_model(method):
@@ -269,4 +333,22 @@ def test_a_generator_that_the_coordinator_cannot_keep_is_refused(make_job, monke
     type(method)(method.setting, method.options)
     monkeypatch.setattr(fedgen, "LARGEST_STATE", size - 1)
     with refused(f"would keep {size:,} bytes of a generator .*; lower method.options.hidden, or"):
+        type(method)(method.setting, method.options)
+
+
+@pytest.mark.parametrize(
+    ("option", "rows", "each"),
+    # ε, indicators, hidden layer and features; one head's answers, or three heads' and distances
+    [("samples", 3 * 40, 4 + 3 + 6 + 64 + 3), ("server_batch", 40, 4 + 3 + 6 + 64 + 3 * 3 + 40)],
+)
+def test_generated_features_that_memory_may_not_hold_are_refused(
+    make_job, monkeypatch, option, rows, each
+):
+    method = make_job("fedgen", TINY | {option: 40}).method()
+    assert method.setting.cohort_size == 3
+    numbers = rows * each
+    monkeypatch.setattr(fedgen, "MOST_NUMBERS", numbers)
+    type(method)(method.setting, method.options)
+    monkeypatch.setattr(fedgen, "MOST_NUMBERS", numbers - 1)
+    with refused(f"would take {numbers:,} numbers at once, .*; lower method.options.{option}$"):
         type(method)(method.setting, method.options)
