@@ -1,4 +1,4 @@
-"""Silos' values that stay on the device between rounds, for as long as the host holds them.
+"""Large values of silos that stay on the device between rounds, while the host holds them.
 
 States lie on the host, where methods work on them silo by silo, and what holds one is replaced and
 never altered (states.py). So a tensor of the host that a round left there, and that the next round
@@ -17,6 +17,8 @@ from ..exchange.parts import Tensors
 from ..numerics.devices import room, stacked
 
 SHARE = 4  # of the memory that a simulation plans with
+# of a silo's tensor: a smaller one crosses in about the time in which its copy is begun
+WORTH_BYTES = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +46,15 @@ class DeviceCopies:
     def keep(self, host: Sequence[Tensors], device: Tensors) -> None:
         """Keep silos' values, by name: the rows of tensors of the device [N, ...].
 
-        ``host`` are each silo's copies of them on the host. Values that are more than may be kept
-        are not.
+        ``host`` are each silo's copies of them on the host. Small tensors are not kept, nor are
+        values that are more than may be.
         """
-        size = sum(rows.nbytes for rows in device.values())
+        worth = {name: rows for name, rows in device.items() if rows[0].nbytes >= WORTH_BYTES}
+        size = sum(rows.nbytes for rows in worth.values())
         if size >= self._most:
             return
         self._make_room(size)
-        for name, rows in device.items():
+        for name, rows in worth.items():
             for own, row in zip(host, rows, strict=True):
                 # Each by itself: a row of a copy of all would keep all of it.
                 tensor, copy = own[name], row.clone()

@@ -264,6 +264,7 @@ def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case,
     """
     monkeypatch.setattr(stacked, "GRAINS", 2)
     monkeypatch.setattr(vmap_engine, "DeviceCopies", partial(DeviceCopies, most=10**8))
+    monkeypatch.setattr(device_copies, "WORTH_BYTES", 0)
     method, options, *given, groups = CASES[case]
     monkeypatch.setattr(cuda_graphs, "WARM_CALLS", 1)  # so it is replayed by a second epoch
     epochs = 3 if case in FEW_STEPS else 2
@@ -808,6 +809,7 @@ def crossing(monkeypatch, most):
 
     monkeypatch.setattr(device_copies, "stacked", counting)
     monkeypatch.setattr(vmap_engine, "DeviceCopies", partial(DeviceCopies, most=most))
+    monkeypatch.setattr(device_copies, "WORTH_BYTES", 0)
     return crossed
 
 
@@ -832,6 +834,7 @@ def test_what_a_round_left_on_the_device_does_not_cross_in_the_next(make, monkey
 
 def test_copies_go_with_what_they_are_of_and_the_oldest_make_room(monkeypatch):
     monkeypatch.setattr(device_copies, "stacked", lambda *_: None)  # what would cross
+    monkeypatch.setattr(device_copies, "WORTH_BYTES", 8)
     copies = DeviceCopies(torch.device("cpu"), most=3 * 2 * 4)
     first, second = ([torch.full((2,), float(n + i)) for i in range(2)] for n in (0, 10))
     rows = torch.stack(first)
@@ -851,11 +854,14 @@ def test_copies_go_with_what_they_are_of_and_the_oldest_make_room(monkeypatch):
         [{"w": torch.zeros(9)}], {"w": torch.zeros(1, 9)}
     )  # more than all there is room for
     assert copies.kept == 2 * 2 * 4
+    copies.keep([{"w": torch.zeros(1)}], {"w": torch.zeros(1, 1)})  # smaller than is worth it
+    assert copies.kept == 2 * 2 * 4
     second[0].add_(1)
     assert copies.stacked(second) is None
 
 
-def test_a_copy_that_is_kept_keeps_no_others_memory():
+def test_a_copy_that_is_kept_keeps_no_others_memory(monkeypatch):
+    monkeypatch.setattr(device_copies, "WORTH_BYTES", 0)
     copies, own = DeviceCopies(torch.device("cpu"), most=10**6), [torch.ones(2) for _ in range(8)]
     copies.keep([{"w": each} for each in own], {"w": torch.stack(own)})
     held = [copy.values.untyped_storage().nbytes() for copy in copies._copies.values()]
