@@ -30,7 +30,7 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The file; the same bytes for the same tensors and metadata."""
-    data = bytearray(save(dict(tensors), _with_digest(metadata)))
+    data = bytearray(save(_apart(tensors), _with_digest(metadata)))
     # The library writes metadata in any order, so the same file would have several digests.
     start = _ordered(data)
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
@@ -46,7 +46,7 @@ def write(
     """
     # The digest is over the file with 64 zeros in its place, so it can stand in the header; written
     # last, since it is known when all has been read.
-    save_file(dict(tensors), path, _with_digest(metadata))
+    save_file(_apart(tensors), path, _with_digest(metadata))
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         head = bytearray(length.to_bytes(8, "little") + file.read(length))
@@ -59,6 +59,17 @@ def write(
         file.write(head)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """No two of them in the same memory, which the library refuses."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor
+        taken.add(memory)
+    return found
 
 
 def from_bytes(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:

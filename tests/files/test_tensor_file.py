@@ -54,6 +54,17 @@ def test_the_same_gives_the_same_bytes_in_memory_and_on_the_disk(path):
     assert tensor_file.to_bytes(TENSORS) == tensor_file.to_bytes(TENSORS, {})
 
 
+def test_tensors_in_one_memory_are_written_each_for_itself(tmp_path):
+    """As a state has them whose kept tensor is one of its parts, or a part contributed twice."""
+    w = torch.arange(6.0)
+    shared = {"w": w, "again": w, "rows": w.reshape(2, 3)[1:]}
+    apart = {name: tensor.clone() for name, tensor in shared.items()}
+    assert tensor_file.to_bytes(shared) == tensor_file.to_bytes(apart)
+    (made := tmp_path / "shared.safetensors").touch()
+    tensor_file.write(made, shared)
+    assert made.read_bytes() == tensor_file.to_bytes(apart)
+
+
 def test_a_bit_that_a_disk_changed_is_found_wherever_it_is(path):
     data = bytearray(path.read_bytes())
     assert len(data) < 2000

@@ -164,6 +164,18 @@ def test_fedaims_has_one_row_in_both_tables_and_fedrep_one_epoch_for_its_classif
         assert fedrep.options == {"head_epochs": 1}
 
 
+def test_tables_prepare_records_as_their_authors_did():
+    """FedSSA's dataset.py changes training images in this order; pFedSim's scales whole pixels."""
+    for path in ("fedssa/table1", "fedssa/table2", "fedssa/table5", "fedssa/mu-0"):
+        for setting in find(path).settings:
+            training = setting.document["training"]
+            kinds = [change["kind"] for change in training["augment"]]
+            assert kinds == ["RandomHorizontalFlip", "RandomErasing", "RandomCrop"]
+            assert training["batch_size"] == 512
+    setting = find("pfedsim/table3").settings[0].document
+    assert (setting["data"]["pixels"], setting["training"]["last_batch"]) == ("bytes", "keep")
+
+
 def test_the_papers_of_lost_tables_still_have_settings_that_run():
     for path in ("ppfl/table1", "ppfl/table2"):
         ours = {own.title for own in find(path).rows if own.methods}
