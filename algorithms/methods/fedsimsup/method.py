@@ -121,7 +121,7 @@ FEWEST = 3  # participants whose mean an absent silo may get, unless the job all
 SHARE_TOLERANCE = 1e-6
 PROPORTIONS_TOLERANCE = 1e-6  # bound on how far a silo's label proportions miss a sum of one
 
-Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer", "mlp"]
+Supervisor: TypeAlias = Literal["lenet", "lenet-wide", "cnn", "transformer", "mlp"]
 Epochs: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 

@@ -1,13 +1,15 @@
-"""The supervisors of FedSimSup: private architectures, three for images and one for any record.
+"""The supervisors of FedSimSup: private architectures, four for images and one for any record.
 
-They are not from the paper but for "approximately one-sixth" of the inter-learning model's size,
-here of the 52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
+They are not from the paper but for "approximately one-sixth" of the inter-learning model's size:
+of the 52,202 parameters of fedsimsup-lenet, lenet-wide of the 878,538 of fedsimsup-lenet-wide.
+Their own numbers on 3x32x32 and 10 classes:
 
 ===========  ========================================================================  ==========
 name         form                                                                      parameters
 ===========  ========================================================================  ==========
 lenet        the same scaled down: 3 and 6 channels, 48 units; below 16 pixels the     8,422
              convolutions pad
+lenet-wide   the same with 16 and 32 channels, 160 units                               143,818
 cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool, mean  7,898
              over pixels
 transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads,  9,350
@@ -34,6 +36,11 @@ MLP_WIDTH = 32
 
 def _lenet_supervisor(shape: Shape, classes: int) -> nn.Module:
     parts = two_and_two(shape, classes, 3, 6, 48)
+    return nn.Sequential(OrderedDict(parts))
+
+
+def _wide_supervisor(shape: Shape, classes: int) -> nn.Module:
+    parts = two_and_two(shape, classes, 16, 32, 160)
     return nn.Sequential(OrderedDict(parts))
 
 
@@ -135,6 +142,7 @@ def patch_side(shape: Shape) -> int:
 
 SUPERVISORS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet": _lenet_supervisor,
+    "lenet-wide": _wide_supervisor,
     "cnn": _cnn_supervisor,
     "transformer": Transformer,
     "mlp": _mlp_supervisor,

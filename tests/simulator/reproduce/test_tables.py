@@ -11,6 +11,7 @@ COUNTS = {  # columns, rows, values that are numbers
     "fedsimsup/table2": (8, 10, 80),
     "fedsimsup/table3": (8, 10, 80),
     "fedsimsup/table4": (8, 5, 40),
+    "fedsimsup/network": (2, 4, 8),  # not in the paper: Table 2's values, twice
     "fedssa/table1": (6, 8, 43),  # FD failed but for one column
     "fedssa/table2": (6, 8, 41),  # so did FML in two
     "fedssa/table4": (6, 3, 18),
@@ -194,6 +195,18 @@ def test_a_parameter_s_published_values_are_those_of_the_same_runs(
         if value.mean is not None:
             assert value.mean == there.values[names.index(column.name)].mean
         assert here.methods[column.name] == there.methods[column.name]
+
+
+def test_both_networks_of_fedsimsup_stand_beside_the_values_of_table_2():
+    """The paper does not say which network it has; all else of the runs is the same."""
+    narrow, wide = find("fedsimsup/network").settings
+    assert {**wide.document, "model": None} == {**narrow.document, "model": None}
+    for own in find("fedsimsup/network").rows:
+        theirs = next(each for each in find("fedsimsup/table2").rows if own.title in each.title)
+        assert own.values == (theirs.values[0],) * 2
+        assert own.methods[narrow.name] == theirs.methods[narrow.name]
+    supervised = row("fedsimsup/network", "FedSimSup").methods[wide.name]
+    assert supervised.options == {"tau_theta": 5, "supervisor": ["lenet-wide"]}
 
 
 def test_a_value_of_a_parameter_is_what_the_method_has():

@@ -454,12 +454,18 @@ def test_theta_has_the_parameters_of_the_two_readings(name, parameters):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("lenet", 8_422), ("cnn", 7_898), ("transformer", 9_350)]
+    ("name", "parameters", "theta"),
+    [
+        ("lenet", 8_422, 52_202),
+        ("lenet-wide", 143_818, 878_538),
+        ("cnn", 7_898, 52_202),
+        ("transformer", 9_350, 52_202),
+    ],
 )
-def test_supervisors_are_about_a_sixth_of_theta(name, parameters):
+def test_supervisors_are_about_a_sixth_of_theta(name, parameters, theta):
     module = build_supervisor(name, (3, 32, 32), 10, 0, "a")
     assert sum(p.numel() for p in module.parameters()) == parameters
-    assert 0.14 < parameters / 52_202 < 0.19
+    assert 0.14 < parameters / theta < 0.19
 
 
 @pytest.mark.parametrize("name", SUPERVISORS)
