@@ -14,12 +14,6 @@ floor(ρ T) rounds of FedAvg (generalisation) are followed by rounds in which on
     (4) ω_i ← Σ_j Φ_ij ω_j / Σ_j Φ_ij over all silos j with their last ω_j,   φ_i ← φ_i
 
 Readings, where the paper leaves a choice:
-- ``similarity = "mean"``, the default, is the form of the authors' code and published figures: (3')
-  Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also
-  discloses less: one number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number
-  per pair and class.
-- ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value)
-  and 1 for "per_class" (the paper's identity matrix).
 - The bias of the classifier takes no part in the similarity (as in the code).
 - A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says
   the same. So a silo that has not given an extractor since the phase changed is in no sum: Φ is 0
@@ -29,7 +23,13 @@ Readings, where the paper leaves a choice:
   ``model.buffers``: "local" ones stay at each silo in both phases, as in the authors' code of the
   paper's time; "global" ones are averaged and mixed with ω, as that code does by default today.
 
-Deviations:
+Deviations, of which ``published`` takes back the first two:
+- ``similarity = "mean"``, the default, is the form of the authors' code and published figures: (3')
+  Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also
+  discloses less: one number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number
+  per pair and class.
+- ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value)
+  and 1 for "per_class" (the paper's identity matrix).
 - Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all
   classifiers are nearly equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than
   9.2103.

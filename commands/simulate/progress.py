@@ -177,7 +177,7 @@ class ReplacedLines(Lines):
 
 
 def scores(measured: Sequence[Measured], form: ScoreForm) -> str:
-    """Scores of an evaluation, as means over silos; empty if there was none.
+    """Scores of an evaluation, as means over silos ("macro"); empty if there was none.
 
     The last of them is of the same answer for all records of a silo.
     """
@@ -187,4 +187,4 @@ def scores(measured: Sequence[Measured], form: ScoreForm) -> str:
     if not looks:
         return ""
     constant = form.text(next(iter(looks.values())).constant)
-    return f"{form.name} {', '.join(shown)}, the same answer for all {constant}"
+    return f"{form.name} {', '.join(shown)}, the same answer for all {constant} (macro)"

@@ -33,7 +33,8 @@ Readings, where the paper leaves a choice:
   prototype; "none" leaves the term out. Neither heads nor adapters leave a silo or take part in a
   prediction.
 - Eq. 4 is undefined where a silo lacks a class. Weights are renormalised class by class over the
-  cohort: "class_count" by n_ik, the exact class mean; "paper_p" by p_i. So are those of line 15.
+  cohort. So are those of line 15.
+- Eq. 2 leaves α_j open: 1/m for all.
 - A class that no silo of the last cohort holds has no prototype, in round 0 no class has: R leaves
   its samples out and counts them as zero; λ stays. The prototypes of round t describe φ^{t-1}, as
   in Algorithm 1.
@@ -45,6 +46,8 @@ Readings, where the paper leaves a choice:
   (algorithms/job/lr_schedule.py).
 
 Deviations, each of which an option takes back:
+- ``prototype_weights = "class_count"``: Eq. 4 by n_ik, which makes it the mean over a class's
+  records; "paper_p", the paper's, by p_i.
 - ``reduction = "mean"``: R is the mean over batch and features, since with μ = 1 the sum of Eqs. 5
   and 8 outweighs everything; "sum", the paper's, sums over both, batch by batch.
 - ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. The paper's, of "raw" weights, hardly

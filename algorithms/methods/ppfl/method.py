@@ -29,22 +29,23 @@ Readings, where the paper leaves a choice:
 - PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"``
   mixes scores before it, as the deep form of the paper's figure; for linear canonical models that
   is PPFL2, as in the authors' code.
-- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps. The gradient of
-  u_k holds c_ik, at first 1/K. So canonical models learn K times slower at the rate that suits
-  FedAvg, and may not have found the groups when the rate falls. K times that rate finds them on
-  the synthetic set (docs/results.md).
 - Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments
   to a tenth after T/2 and again after 3T/4 rounds.
-- The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
-- Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves
-  c on the averaged θ, which here happens where that θ arrives, so round 0 moves θ alone and the
-  code's last c step is missing. "rbcd" is Algorithm 1, one block a round, drawn from a public
-  stream of the job.
+- A silo keeps the averaged θ with its own c_i.
+- Schedules. "alternating" is Algorithm O1: c, then θ; it is the default, since each of its rounds
+  moves both. "theta_then_c" is the authors' code: it moves c on the averaged θ, which here happens
+  where that θ arrives, so round 0 moves θ alone and the code's last c step is missing. "rbcd" is
+  Algorithm 1, one block per round, drawn from a public stream of the job.
 - ``no_affinity`` (gradient λ D C: the code has no −W and no factor 2) and ``double_exponential`` (c
   exp(exp(−η_c g))) are quirks of the authors' code, ``membership_batches`` (mini-batch mirror steps
   for E epochs) its way to step.
 
 Deviations:
+- Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps. The gradient of
+  u_k holds c_ik, at first 1/K. So canonical models learn K times slower at the rate that suits
+  FedAvg, and may not have found the groups when the rate falls. K times that rate finds them on
+  the synthetic set (docs/results.md).
+- The last iterate is kept, not one drawn by Eq. 10.
 - λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"``
   takes it as it stands.
 - The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are
@@ -132,7 +133,7 @@ class PPFLOptions(Strict):
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
-    """λ; the paper's 1e-5, literal, couples next to nothing where silos are few.
+    """λ; the authors' 1e-5, literal, couples next to nothing where silos are few.
 
     0 where not all silos are drawn in every round.
     """

@@ -44,7 +44,7 @@ def test_a_line_every_ten_seconds_and_at_the_end(told):
         watch.silo()
         clock.now += seconds
         watch.round(number, (seen(number),) if number == 2 else ())
-    accuracies = "accuracy trained 50.0%, the same answer for all 100.0%"
+    accuracies = "accuracy trained 50.0%, the same answer for all 100.0% (macro)"
     assert lines == [
         "pfedsim, seed 1: begins, of 4",
         f"pfedsim, seed 1: round 2 of 4, 6 s/round, 0:00:12 left; {accuracies}",
@@ -71,8 +71,8 @@ def test_a_score_has_the_words_of_each_runs_task(told):
     for one in (run(form=DAYS, rounds=1), run("local", rounds=1)):
         watch.begin(one, 0)
         watch.round(1, (look if one.label == "pfedsim" else seen(1),))
-    assert lines[1].endswith("; MAE trained 3.25 days, the same answer for all 5 days")
-    assert lines[3].endswith("; accuracy trained 50.0%, the same answer for all 100.0%")
+    assert lines[1].endswith("; MAE trained 3.25 days, the same answer for all 5 days (macro)")
+    assert lines[3].endswith("; accuracy trained 50.0%, the same answer for all 100.0% (macro)")
 
 
 def test_bars_on_a_terminal_count_what_was_done_before():
@@ -112,7 +112,7 @@ def test_in_a_notebook_each_run_has_a_line_that_is_replaced():
     watch.round(1, (seen(1),))
     fedavg = (
         "fedavg, seed 1: round 1 of 1, 10 rounds/s; accuracy trained 50.0%, the same answer for all"
-        " 100.0%"
+        " 100.0% (macro)"
     )
     watch.begin(run(), 3)
     watch.work("training", 2)
