@@ -3,7 +3,7 @@
 Tan, Zhou, Liu, Wang, Yu, "pFedSim: similarity-aware model aggregation towards personalized
 federated learning", 2023, arXiv:2305.15706, Algorithm 2.
 
-A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. Φ is the
+A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one per class. Φ is the
 paper's similarity matrix, ``weights`` of the coordinator's state; φ is the classifier alone. T_g =
 floor(ρ T) rounds of FedAvg (generalisation) are followed by rounds in which only ω travels
 (personalisation):
@@ -35,7 +35,7 @@ Deviations, of which ``published`` takes back the first two:
   9.2103.
 - ε = 1e-8 stands at the norm and not at the product of norms.
 
-What security asks:
+For security:
 - Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only.
 
 With ``security.mix = "directed"`` Eq. 4 has another form. Rows are mixed by sums for one silo each,
@@ -126,7 +126,7 @@ class PFedSimOptions(Strict):
     rho: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Share of the rounds that the generalisation phase takes."""
     similarity: Literal["mean", "per_class"] = "mean"
-    """One number a pair of silos, as in the authors' code, or one a pair and class, as in Eq. 3.
+    """One number per pair of silos, as in the authors' code, or per pair and class, as in Eq. 3.
 
     They tell the coordinator of the labels, in a blind job too. From "per_class" it reads which
     silo holds which class (AUC 0.97 to 1.00), from "mean" less: which silos have similar shares of

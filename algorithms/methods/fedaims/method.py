@@ -53,7 +53,7 @@ Deviations, each of which an option takes back:
 - ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. The paper's, of "raw" weights, hardly
   differs between pairs: all start from one backbone.
 
-What security asks:
+For security:
 - ``sampling = "balanced"``, the default, deals out blocks at random from a stream that all know, so
   nothing leaves a silo for it; groups differ by at most one, the larger ones at deeper blocks.
   "algorithm2" is the paper's clustering and needs cosines between backbones; "full" supervises all
@@ -63,7 +63,7 @@ What security asks:
   middle blocks, the shallowest are supervised by nobody, in no round. That is allowed: Algorithm 2
   prefers deep blocks too, and each silo still has its own block.
 - ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In
-  the clear its map is public, one a job (algorithms/exchange/count_sketch.py); blind it is secret,
+  the clear its map is public, one per job (algorithms/exchange/count_sketch.py); blind it is secret,
   another one each round (security/blind/rotated_sketch.py). Over the maps a cosine c comes out as c
   on average with a standard deviation of √((1 + c²) / sketch) at most: for 256 numbers, |φ| =
   74,880 and 1,000 random pairs it was off by .049 on average and .24 at most at a cosine of 0, .051

@@ -47,7 +47,7 @@ Deviations, each of which an option takes back unless it says otherwise:
   weights for its supervisor names their file in its own configuration (``[[weights]]``); a job
   holds no paths.
 
-What security asks:
+For security:
 - Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone
   applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
   silo's model. A round that fewer than three silos complete posts nothing. One participant alone

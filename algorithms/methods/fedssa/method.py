@@ -4,7 +4,7 @@ Yi, Yu, Shi, Wang, Liu, Cui, Li, "FedSSA: semantic similarity-based aggregation 
 model-heterogeneous personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
 
 A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape
-everywhere, with one row θ_k^s a class s: d weights and a bias. S_k are the classes of which silo k
+everywhere, with one row θ_k^s per class s: d weights and a bias. S_k are the classes of which silo k
 has training records.
 
     (3) at the coordinator:  θ^s ← (1/|K_s|) Σ_{k ∈ K_s} θ_k^s,   K_s the silos of the round that
@@ -13,7 +13,7 @@ has training records.
         μ_t = μ_0 cos(t π / (2 T_stable)) for t < T_stable, 0 afterwards
     (5), (6)                 φ_k and all of θ_k are trained on the silo's records
 
-Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t a
+Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t per
 round, held back by training alone. With μ_0 = 0.5 the growth is up to 2-fold for T_stable = 2,
 266-fold for 20 and 2.2e5-fold for 45, and the gradients of the extractor grow with it: give a
 T_stable well below the number of rounds, and a ``clip`` or a small learning rate.
@@ -44,7 +44,7 @@ The paper's ablations (Tables 4 and 5) are options, by its names for the two hal
 
 Deviations: none by default.
 
-What security asks:
+For security:
 - Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the
   whole header, so the traffic does not depend on the classes that it holds (the paper's section 4.3
   allows it).

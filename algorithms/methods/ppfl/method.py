@@ -52,7 +52,7 @@ Deviations:
   equal, so L C^0 = 0. Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all
   silos take part.
 
-What security asks:
+For security:
 - h_i comes from training records only; the authors' code counts the test records too.
 - c_i and the proportions leave no silo, as the class sums above allow; what these sums tell is
   below.
