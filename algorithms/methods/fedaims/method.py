@@ -63,8 +63,8 @@ For security:
   middle blocks, the shallowest are supervised by nobody, in no round. That is allowed: Algorithm 2
   prefers deep blocks too, and each silo still has its own block.
 - ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In
-  the clear its map is public, one per job (algorithms/exchange/count_sketch.py); blind it is secret,
-  another one each round (security/blind/rotated_sketch.py). Over the maps a cosine c comes out as c
+  the clear its map is public, one per job (algorithms/exchange/count_sketch.py); blind it is
+  secret, another one each round (security/blind/rotated_sketch.py). Over the maps a cosine c is c
   on average with a standard deviation of √((1 + c²) / sketch) at most: for 256 numbers, |φ| =
   74,880 and 1,000 random pairs it was off by .049 on average and .24 at most at a cosine of 0, .051
   and .25 at 0.3. Cosines of "raw" weights differ by about as much: take ``sketch = 0`` with them.

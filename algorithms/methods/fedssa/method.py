@@ -4,8 +4,8 @@ Yi, Yu, Shi, Wang, Liu, Cui, Li, "FedSSA: semantic similarity-based aggregation 
 model-heterogeneous personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
 
 A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape
-everywhere, with one row θ_k^s per class s: d weights and a bias. S_k are the classes of which silo k
-has training records.
+everywhere, with one row θ_k^s per class s: d weights and a bias. S_k are the classes of which silo
+k has training records.
 
     (3) at the coordinator:  θ^s ← (1/|K_s|) Σ_{k ∈ K_s} θ_k^s,   K_s the silos of the round that
                                                                   hold s
