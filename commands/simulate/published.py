@@ -5,13 +5,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ...simulator.report.markdown import NONE
+from ...simulator.reproduce.costs import PaperCosts, find_any, published_costs
 from ...simulator.reproduce.experiments import SEEDS, missing, records_of
 from ...simulator.reproduce.published import (
     Document,
     PaperRow,
     PaperSetting,
     PaperTable,
-    find,
     published,
 )
 from ..terminal import printer
@@ -26,9 +27,9 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
 
     ``path`` as PAPER/TABLE. LocalError names the known tables for an unknown one.
     """
-    tables = published()
+    tables: Sequence[PaperTable | PaperCosts] = (*published(), *published_costs())
     if path is not None:
-        tables = (find(path),)
+        tables = (find_any(path),)
     if as_json:
         printer.show_json([_document(table, data) for table in tables])
         return
@@ -38,8 +39,8 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
     rows = [_row(table, data) for table in tables]
     printer.show(
         printer.PrintedTable(TABLES, rows),
-        "methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows"
-        " one.",
+        "methods: rows of the table that run here, of all; a table of costs needs no run and no"
+        " data. staddle reproduce --list TABLE shows one.",
     )
 
 
@@ -51,7 +52,9 @@ def _title(setting: PaperSetting, data: Path | None) -> str:
     return title
 
 
-def _row(table: PaperTable, data: Path | None) -> list[str]:
+def _row(table: PaperTable | PaperCosts, data: Path | None) -> list[str]:
+    if isinstance(table, PaperCosts):
+        return [table.path, table.title, str(len(table.columns)), NONE, NONE]
     # Some methods of a paper are not implemented here.
     runnable = sum(bool(row.methods) for row in table.rows)
     # Several settings may use one data set.
@@ -65,8 +68,11 @@ def _row(table: PaperTable, data: Path | None) -> list[str]:
     ]
 
 
-def _one(table: PaperTable, data: Path | None) -> None:
+def _one(table: PaperTable | PaperCosts, data: Path | None) -> None:
     printer.show(f"{table.path}: {table.title}", table.citation, "")
+    if isinstance(table, PaperCosts):
+        printer.show(f"from the jobs of {table.of.path}, in MB", _costs(table), *table.notes)
+        return
     _settings(table, data)
     printer.show("", _values(table), *table.notes)
     printer.show(f"seeds: {table.seeds or f'not said; {SEEDS} here'}")
@@ -103,6 +109,12 @@ def _values(table: PaperTable) -> printer.PrintedTable:
     return printer.PrintedTable(columns, rows)
 
 
+def _costs(costs: PaperCosts) -> printer.PrintedTable:
+    columns = ["row", "quantity", *map(attrgetter("title"), costs.columns)]
+    rows = [[row.title, row.quantity, *row.values] for row in costs.rows]
+    return printer.PrintedTable(columns, rows)
+
+
 def _keys(head: str, document: Document) -> None:
     printer.show(head)
     for key, value in document.items():
@@ -121,7 +133,9 @@ def _common(documents: Sequence[Document]) -> Document:
     return common
 
 
-def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
+def _document(table: PaperTable | PaperCosts, data: Path | None) -> dict[str, Any]:
+    if isinstance(table, PaperCosts):
+        return _costs_document(table)
     return {
         "table": table.path,
         "title": table.title,
@@ -131,6 +145,22 @@ def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
         "notes": table.notes,
         "settings": [_setting(setting, data) for setting in table.settings],
         "rows": [_row_document(table, row) for row in table.rows],
+    }
+
+
+def _costs_document(costs: PaperCosts) -> dict[str, Any]:
+    columns = [column.name for column in costs.columns]
+    rows = []
+    for row in costs.rows:
+        published = dict(zip(columns, row.values, strict=True))
+        rows.append({"title": row.title, "quantity": row.quantity, "published": published})
+    return {
+        "table": costs.path,
+        "title": costs.title,
+        "citation": costs.citation,
+        "of": costs.of.path,
+        "notes": costs.notes,
+        "rows": rows,
     }
 
 

@@ -7,10 +7,11 @@ import typer
 
 from ...errors import LocalError
 from ...simulator.engines.choose import OnGpu
-from ...simulator.reproduce.published import find
+from ...simulator.reproduce.costs import PaperCosts, find_any
 from ...simulator.reproduce.published import published as all_tables
 from ..terminal.device_options import Device, Graphs, OneByOne, Precision, Workers
 from . import published
+from .published_costs import show_costs
 from .published_runs import run_all, run_table
 from .simulate import RunOptions
 
@@ -83,7 +84,8 @@ def reproduce(
     """Run a published table, and show it next to the paper's values.
 
     It runs setting by setting, always with Local and FedRep. After a stop or a kill, the same
-    command resumes. Finished runs are not repeated.
+    command resumes. Finished runs are not repeated. A table of costs, such as fedaims/table6, needs
+    no data and no run.
     """
     # before the checks: listing the tables needs no data sets
     if listed:
@@ -97,13 +99,23 @@ def reproduce(
         raise LocalError(
             "which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all"
         )
+    chosen = None if table is None else find_any(table)
+    if isinstance(chosen, PaperCosts):
+        # without effect, they would be taken for what was counted
+        if setting or method or seed or clients is not None or rounds is not None:
+            raise LocalError(
+                f"{table}: a table of costs is computed whole, and nothing runs; leave out"
+                " --setting, --method, --clients, --rounds and --seed"
+            )
+        show_costs(chosen, out, as_json=as_json)
+        return
     if data is None:
         raise LocalError(
             f"{table or '--resume-all'}: --data DIR is missing, the folder with the data sets"
         )
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu)
-    if table is None:
+    if chosen is None:
         run_all(all_tables(), data, clients, asked, as_json=as_json)
         return
-    run_table(find(table), data, tuple(setting or ()), clients, asked, as_json=as_json)
+    run_table(chosen, data, tuple(setting or ()), clients, asked, as_json=as_json)

@@ -261,7 +261,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> CheckedExperiment
 
     # reading the data may take minutes: a wrong method is found before, with names that stand in
     # for the silos'
-    silos = file.silos or numbered(_announced(file))
+    silos = stand_ins(file)
     for method in located.all_methods:
         # Any seed will do for this check.
         job = job_of(experiment, method, 0, silos, SecurityTable())
@@ -321,6 +321,11 @@ def _records_fault(of_file: ModelOptions, of_method: ModelOptions) -> str:
                 " records"
             )
     return ""
+
+
+def stand_ins(file: ExperimentFile) -> tuple[str, ...]:
+    """Names of silos before any record is read: the file's own, or numbers in their place."""
+    return file.silos or numbered(_announced(file))
 
 
 def _announced(file: ExperimentFile) -> int:

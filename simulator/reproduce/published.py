@@ -48,18 +48,33 @@ They stand in ``tables/<paper>.toml``::
     # the paper never had it
     published = ["86.76 (0.84)"]
 
+    # what methods cost; nothing runs for it (costs.py)
+    [[costs]]
+    name = "table6"
+    title = "Communication"
+    of = "table3"                         # whose rows and settings ours are taken from
+    columns = [{ setting = "cifar10-dir01" }]
+    notes = ["[R] …"]
+
+    [[costs.rows]]
+    title = "FedAvg [2]"
+    row = "FedAvg [1]"                    # of that table; left out where it has the same title
+    quantity = "bytes of a round"
+    without = ["direction"]               # parts that are not counted
+    published = ["3.42"]                  # in MB of 2^20 bytes
+
 Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our
 choice. A row whose method is not in the catalogue only shows what was published.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib import resources
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic
 from pydantic import Field
@@ -83,6 +98,7 @@ LOST, FAILED, NEVER = "?", "-", ""
 PRINTED = re.compile(
     r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
 )
+MEGABYTES = r"(\d+(\.\d+)?|\?|)"  # a cost as printed, lost, or one that the paper never had
 NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs next to the others
 
 Unit = Literal["percent", "share"]
@@ -90,7 +106,14 @@ Unit = Literal["percent", "share"]
 # percent
 SCALES: dict[Unit, tuple[Decimal, int]] = {"percent": (Decimal(100), 0), "share": (Decimal(1), 2)}
 Of = Literal["seeds", "silos"]
+Quantity = Literal[
+    "bytes of a round",
+    "bytes of the model",
+    "bytes besides the model",
+    "bytes spared by adapters",
+]
 Document: TypeAlias = Mapping[str, Any]
+Table = TypeVar("Table")
 
 
 class ScoreTable(Strict):
@@ -174,6 +197,26 @@ class ColumnTable(Strict):
         return self
 
 
+def check_width(
+    table: str, row: str, values: Sequence[str], columns: Sequence[ColumnTable]
+) -> None:
+    """ValueError unless a row has one value per column."""
+    if len(values) != len(columns):
+        raise ValueError(
+            f"{table}, row {row!r} has {len(values)} values for {len(columns)} columns"
+        )
+
+
+def check_marks(table: str, notes: Sequence[str]) -> None:
+    """ValueError for a note that begins with none of MARKS.
+
+    A reader must know what the paper says and what was chosen here.
+    """
+    for note in notes:
+        if not note.startswith(MARKS):
+            raise ValueError(f"{table}: begin the note {note!r} with one of {', '.join(MARKS)}")
+
+
 class TableTable(Strict):
     """One table.
 
@@ -197,11 +240,7 @@ class TableTable(Strict):
         return self
 
     def _check_values(self, row: RowTable) -> None:
-        if len(row.published) != len(self.columns):
-            raise ValueError(
-                f"{self.name}, row {row.title!r} has {len(row.published)} values for"
-                f" {len(self.columns)} columns"
-            )
+        check_width(self.name, row.title, row.published, self.columns)
         for text in row.published:
             printed = text in (LOST, FAILED, NEVER) or PRINTED.fullmatch(text)
             if not printed:
@@ -223,12 +262,45 @@ class TableTable(Strict):
 
     @pydantic.model_validator(mode="after")
     def _notes_are_marked(self) -> "TableTable":
-        # a reader must know what the paper says and what was chosen here
-        for note in self.notes:
-            if not note.startswith(MARKS):
-                raise ValueError(
-                    f"{self.name}: begin the note {note!r} with one of {', '.join(MARKS)}"
-                )
+        check_marks(self.name, self.notes)
+        return self
+
+
+class CostRowTable(Strict):
+    """One row of costs: the method is that of ``row`` in the other table, or of the same title.
+
+    ``published`` has one text per column, in MB. ``without`` names parts that are not counted.
+    """
+
+    title: str
+    row: str = ""
+    quantity: Quantity
+    without: tuple[str, ...] = ()
+    published: tuple[Annotated[str, Field(pattern=f"^{MEGABYTES}$")], ...]
+
+    @pydantic.model_validator(mode="after")
+    def _parts_of_a_round(self) -> "CostRowTable":
+        # only parts of a round can be left out
+        if self.without and self.quantity != "bytes of a round":
+            raise ValueError(f'row {self.title!r}: "without" needs quantity = "bytes of a round"')
+        return self
+
+
+class CostsTable(Strict):
+    """One table of costs; ``of`` names the table of accuracies whose jobs are counted."""
+
+    name: Name
+    title: str
+    of: Name
+    columns: Annotated[tuple[ColumnTable, ...], Field(min_length=1)]
+    rows: Annotated[tuple[CostRowTable, ...], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _checked(self) -> "CostsTable":
+        check_marks(self.name, self.notes)
+        for row in self.rows:
+            check_width(self.name, row.title, row.published, self.columns)
         return self
 
 
@@ -244,6 +316,7 @@ class PaperFile(Strict):
     common: dict[str, Any] = Field(default_factory=dict)
     settings: dict[Name, dict[str, Any]]
     tables: Annotated[tuple[TableTable, ...], Field(min_length=1)]
+    costs: tuple[CostsTable, ...] = ()
 
     @pydantic.field_validator("alongside")
     @classmethod
@@ -354,18 +427,24 @@ class PaperTable:
 
 @cache
 def published() -> tuple[PaperTable, ...]:
-    """All tables, paper by paper; first those of methods, then those of a parameter.
+    """All tables of accuracies, paper by paper; first those of methods, then those of a parameter.
 
     Read once per process. A LocalError would be a mistake in one of our files.
     """
-    folder = resources.files(__package__) / "tables"
     tables: list[PaperTable] = []
+    for paper, data in paper_files():
+        tables += parse(paper, data)
+    return tuple(sorted(tables, key=_is_study))
+
+
+def paper_files() -> Iterator[tuple[str, bytes]]:
+    """Our files: the paper's name and the bytes of each, in the order of names."""
+    folder = resources.files(__package__) / "tables"
     # By name, since file systems list files in different orders.
     for file in sorted(folder.iterdir(), key=attrgetter("name")):
         paper, _, kind = file.name.partition(".")
         if kind == "toml":
-            tables += parse(paper, file.read_bytes())
-    return tuple(sorted(tables, key=_is_study))
+            yield paper, file.read_bytes()
 
 
 def _is_study(table: PaperTable) -> bool:
@@ -373,7 +452,7 @@ def _is_study(table: PaperTable) -> bool:
 
 
 def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
-    """The tables of a file; LocalError names what is wrong with it.
+    """The tables of accuracies of a file; LocalError names what is wrong with it.
 
     ``paper`` is the file's name without its suffix.
     """
@@ -396,7 +475,7 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
     tables = []
     for table in file.tables:
         where = f"{origin}, {table.name}"
-        columns = tuple(_column(column, settings, where) for column in table.columns)
+        columns = tuple(parsed_column(column, settings, where) for column in table.columns)
         own = rows[table.name]
         tables.append(
             PaperTable(
@@ -428,11 +507,15 @@ def _alongside_methods(file: PaperFile) -> dict[str, ChosenMethod]:
 
 
 def find(path: str) -> PaperTable:
-    """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest.
+    """The table of accuracies of a path such as ``pfedsim/table3``, as ``one_of`` finds it."""
+    return one_of({table.path: table for table in published()}, path)
+
+
+def one_of(known: Mapping[str, Table], path: str) -> Table:
+    """The table of a path; LocalError suggests the nearest.
 
     Case matters.
     """
-    known = {table.path: table for table in published()}
     if path not in known:
         raise LocalError(f"{path}: no such table; {hint(path, known)}")
     return known[path]
@@ -467,15 +550,16 @@ def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
     return tuple(found.values())
 
 
-def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
+def parsed_column(
+    table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str
+) -> PaperColumn:
+    """A column with its setting out of these; LocalError where it is not among them."""
     name, title, setting = table.name or "", table.title or "", None
     if table.setting is not None:
         # Otherwise a typo would silently make a column that never runs.
         if table.setting not in settings:
             known = ", ".join(settings)
-            raise LocalError(
-                f"{origin}: setting {table.setting!r} is not in the file; known: {known}"
-            )
+            raise LocalError(f"{origin}: unknown setting {table.setting!r}; known: {known}")
         setting = settings[table.setting]
         name = name or setting.name
         title = title or setting.title

@@ -21,6 +21,7 @@ from staddle.commands.simulate import published as reproduce_tables
 from staddle.commands.simulate import published_runs, reproduce
 from staddle.errors import LocalError
 from staddle.simulator.reproduce import published
+from staddle.simulator.reproduce.costs import parse_costs
 
 TABLE = b"""\
 citation = "A, B, 'Toys', 2026"
@@ -69,6 +70,19 @@ published = ["99.9", "99.8"]
 title = "Ours"
 method = { name = "fedavg", label = "mean" }
 published = ["61.0", "51.0"]
+
+[[costs]]
+name = "table2"
+title = "Costs of toys"
+of = "table1"
+columns = [{ setting = "easy" }]
+notes = ["[P] in MB"]
+
+[[costs.rows]]
+title = "Model Size"
+row = "Ours"
+quantity = "bytes of the model"
+published = ["0.07"]
 """
 SMALL = ("--clients", "4", "--rounds", "1", "--seed", "3", "--setting", "easy", "--workers", "1")
 
@@ -78,11 +92,13 @@ app.command()(reproduce.reproduce)
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch):
-    """The one table; and a disk that is never waited for."""
-    tables = published.parse("toys", TABLE)
+    """The tables; and a disk that is never waited for."""
+    tables, costs = published.parse("toys", TABLE), parse_costs("toys", TABLE)
+    found = {table.path: table for table in (*tables, *costs)}
     for module in (reproduce, reproduce_tables):
-        monkeypatch.setattr(module, "find", {table.path: table for table in tables}.__getitem__)
+        monkeypatch.setattr(module, "find_any", found.__getitem__)
     monkeypatch.setattr(reproduce_tables, "published", lambda: tables)
+    monkeypatch.setattr(reproduce_tables, "published_costs", lambda: costs)
     monkeypatch.setattr(reproduce, "all_tables", lambda: tables)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -268,6 +284,54 @@ def test_one_table_is_listed_with_its_settings_its_values_and_notes(data):
         "mean": 0.998,
         "deviation": None,
     }
+
+
+def asked_of_costs(*arguments):
+    return CliRunner().invoke(app, ["toys/table2", *map(str, arguments)])
+
+
+def test_a_table_of_costs_needs_neither_data_nor_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = asked_of_costs()
+    assert printed.exit_code == 0, printed.exception
+    quantity, published_value, ours, difference = rows(printed.output)["Model Size"]
+    assert (quantity, published_value) == ("bytes of the model", "0.07")
+    assert float(difference) == pytest.approx(float(ours) - 0.07, abs=0.006)
+    assert "toys/table2.md, toys/table2.csv" in printed.output
+    assert "- \\[P\\] in MB\n" in (tmp_path / "toys" / "table2.md").read_text()
+
+    told = json.loads(asked_of_costs("--json", "--out", tmp_path / "out").stdout)
+    (value,) = told["values"]
+    assert (told["table"], value["row"], value["label"]) == ("toys/table2", "Model Size", "mean")
+    with (tmp_path / "out" / "table2.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert int(line["bytes"]) == value["bytes"] == round(value["ours"] * 2**20)
+
+
+@pytest.mark.parametrize(
+    "option", ["--setting=easy", "--method=mean", "--clients=4", "--rounds=1", "--seed=3"]
+)
+def test_a_table_of_costs_is_counted_whole(option):
+    assert "costs is computed whole, and nothing runs" in str(asked_of_costs(option).exception)
+
+
+def test_a_table_of_costs_is_listed_with_its_values_and_notes():
+    shown = CliRunner().invoke(app, ["--list"]).output
+    (row,) = [line for line in shown.splitlines() if line.startswith("│ toys/table2")]
+    cells = [cell.strip() for cell in row.split("│")[1:-1]]
+    assert cells == ["toys/table2", "Costs of toys", "1", "–", "–"]
+    shown = asked_of_costs("--list").output
+    assert "from the jobs of toys/table1, in MB\n" in shown
+    assert rows(shown)["bytes of the model"] == ["0.07"]
+    assert "\n[P] in MB\n" in shown
+    (told,) = json.loads(asked_of_costs("--list", "--json").stdout)
+    assert (told["table"], told["of"]) == ("toys/table2", "toys/table1")
+    assert told["rows"][0]["published"] == {"easy": "0.07"}
+
+
+def test_costs_cannot_be_written_where_a_file_is(tmp_path):
+    (tmp_path / "file").touch()
+    assert "file: cannot use it: " in str(asked_of_costs("--out", tmp_path / "file").exception)
 
 
 def everything(*arguments):

@@ -191,7 +191,7 @@ def test_a_value_of_a_parameter_is_one_row():
         ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is not a mean with or without deviation"),
         ("[R] made up", "made up", "begin the note 'made up' with one of"),
         ('{ setting = "easy" },', '{ setting = "eazy" },',
-            "setting 'eazy' is not in the file; known: easy, hard"),
+            "unknown setting 'eazy'; known: easy, hard"),
         ("own = { hard = false }", "own = { soft = false }",
             "own.soft is not a setting of the file"),
         ('{ name = "elsewhere", title', "{ title",
