@@ -108,15 +108,20 @@ def steps(job, shards, silo, round_, number=0, epochs=None):
         yield torch.from_numpy(x).reshape(-1, 1, 8, 8), torch.from_numpy(y)
 
 
-def descended(values, loss, drawn, parts, lr, momentum=0.0, decay=0.0):
-    """The values after SGD on ``loss(values, x, y)`` batch by batch, of which these parts move."""
+def descended(values, loss, drawn, parts, lr, momentum=0.0, decay=0.0, clip=None):
+    """The values after SGD on ``loss(values, x, y)`` batch by batch, of which these parts move.
+
+    A gradient whose norm over all these parts is above ``clip`` is cut to it.
+    """
     values, velocity = dict(values), {}
     for x, y in drawn:
         leaves = {n: v.clone().requires_grad_() for n, v in of_parts(values, *parts).items()}
         value = loss({**values, **leaves}, x, y)
         slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        norm = sum(float((slope**2).sum()) for slope in slopes) ** 0.5
+        cut = clip / norm if clip and norm > clip else 1.0
         for name, slope in zip(leaves, slopes, strict=True):
-            push = slope + decay * values[name]
+            push = cut * slope + decay * values[name]
             velocity[name] = momentum * velocity.get(name, 0) + push
             values[name] = values[name] - lr * velocity[name]
     return values

@@ -77,9 +77,19 @@ def rounds_by_hand(job, shards, form, own_weight, rho):
     ("form", "own_weight"), [("per_class", 1.0), ("mean", CODE_SELF)], ids=["the paper", "the code"]
 )
 def test_six_silos_are_algorithm_2(population, form, own_weight):
-    job = whole.job_of("pfedsim", {"similarity": form, "rho": 0.25}, rounds=8)
+    check(population, form, own_weight, 0.25)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.35])
+def test_the_phase_changes_at_once_or_after_a_whole_number_of_rounds(rho):
+    check(whole.UNEVEN, "mean", CODE_SELF, rho)
+
+
+def check(population, form, own_weight, rho):
+    """Eight rounds, of which each draws three of the six silos."""
+    job = whole.job_of("pfedsim", {"similarity": form, "rho": rho}, rounds=8)
     shards = whole.shards_of(population)
-    by_hand = rounds_by_hand(job, shards, form, own_weight, 0.25)
+    by_hand = rounds_by_hand(job, shards, form, own_weight, rho)
     for simulation, (trained, weights) in zip(whole.simulated(job, shards), by_hand, strict=True):
         for silo, state in simulation.states.items():
             whole.check_same(state, trained[silo])
