@@ -97,6 +97,14 @@ def test_a_notebook_shows_whose_model_it_is(model):
     assert repr(model) == "<LoadedModel of job 'heart', silo 'a': p(no), p(yes)>"
 
 
+def near(found, by_file):
+    """Equal but for the last bits: on some processors they depend on how long a batch is.
+
+    A day's difference in a date would be fifty times as much.
+    """
+    return np.allclose(found, by_file, rtol=1e-5, atol=0)
+
+
 def test_dates_are_written_as_the_contract_says(tmp_path):
     features = [{"name": "born", "unit": "days since 1970-01-01", "scale": 365.0}]
     job = table_job(
@@ -117,9 +125,9 @@ def test_dates_are_written_as_the_contract_says(tmp_path):
     model = staddle.load_model(made(tmp_path / "model", job, data, contract))
     by_file = model.predict(path)["p(yes)"][:2]
     days = [dt.date(1990, 2, 1), dt.date(1950, 3, 2)]
-    assert np.array_equal(model.predict({"born": days})["p(yes)"], by_file)
+    assert near(model.predict({"born": days})["p(yes)"], by_file)
     frame = pd.DataFrame({"born": pd.to_datetime(days)})
-    assert np.array_equal(model.predict(frame)["p(yes)"], by_file)
+    assert near(model.predict(frame)["p(yes)"], by_file)
 
 
 def test_arrays_are_taken_as_the_model_takes_them(arrays):
@@ -153,4 +161,4 @@ def test_a_frame_has_numbers_whatever_the_files_are_like(tmp_path):
     model = staddle.load_model(made(tmp_path / "model", job, data, source.contract()))
     by_file = model.predict(tmp_path / "records.csv")["p(yes)"][:2]
     frame = pd.DataFrame({"age": [44.5, 61], "sex": ["f", "m"], "chol": [300.0, None]})
-    assert np.array_equal(model.predict(frame)["p(yes)"], by_file)
+    assert near(model.predict(frame)["p(yes)"], by_file)
