@@ -32,6 +32,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (OTHERS, os.environ.get(
 
 from federation.fork_server import ForkServer  # noqa: E402
 
+# Folders, files and functions, a line each, whose tests take long; they are marked.
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text().split())
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 
 # Each run draws the same, unless told otherwise (--hypothesis-profile default), and a busy machine
@@ -67,15 +69,26 @@ def pytest_collection() -> Generator[None, Any, Any]:
     return result
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests wait for daemons come first.
+    """What ``long.txt`` names is marked, and files whose tests wait for daemons come first.
 
     Whoever runs them waits for most of the time, so the others should have something to compute all
     the while; and none of these, the longest, is left for the end, when nobody else has any.
     """
+    for item in items:
+        if not LONG.isdisjoint(places(item)):
+            item.add_marker(pytest.mark.long)
     forking = {item.path for item in items if "fork_server" in getattr(item, "fixturenames", ())}
     waits = lambda path: path in forking or path.parent.name == "federation"
     items.sort(key=lambda item: not waits(item.path))
+
+
+def places(item: pytest.Item) -> Iterator[str]:
+    """A test's folders, file and function, as ``long.txt`` writes them."""
+    path = item.path.relative_to(Path(__file__).parent)
+    yield from (above.as_posix() for above in (path, *path.parents))
+    yield f"{path.as_posix()}::{getattr(item, 'originalname', item.name)}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

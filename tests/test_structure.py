@@ -488,3 +488,18 @@ def test_the_package_list_is_that_of_the_tree():
     listed = tomllib.loads(text)["tool"]["setuptools"]["packages"]
     folders = {path.relative_to(ROOT).parent for path in sources()}
     assert listed == sorted(".".join(("staddle", *folder.parts)) for folder in folders)
+
+
+def test_tests_that_take_long_are_there_under_their_names():
+    """Otherwise one that moved would be run by who wants the others."""
+    tests = Path(__file__).parent
+    lines = (tests / "long.txt").read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        path, _, function = line.partition("::")
+        assert (tests / path).exists(), line
+        if function:
+            assert f"def {function}(" in (tests / path).read_text(), line
+        above = {parent.as_posix() for parent in Path(path).parents}
+        assert above.isdisjoint(lines), f"{line}: its folder stands there, too"
+        assert not function or path not in lines, f"{line}: its file stands there, too"

@@ -3,7 +3,7 @@
 What one method alone promises has a file of its own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import mean
 
@@ -17,6 +17,8 @@ from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.models.networks.resnet import convnet
+from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.tasks.table_counting import RIGHT
 from staddle.security.blind.plan import simulated
 
@@ -222,6 +224,19 @@ def test_trains_a_model_from_outside_the_table(name):
         begun, state = job.method().modules(silo), end.states[silo]
         assert all(tensor.isfinite().all() for tensor in state.flat.values())
         assert not torch.equal(state.parts["extractor"]["scale"], begun["extractor"].scale)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_weights_in_blocks():
+    """Of 'convnet-digits', since a rotation takes the square of the model's size."""
+    own = replace(NETWORKS["convnet-digits"], build=narrow_blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(NETWORKS, "convnet-digits", own)
+        yield
+
+
+def narrow_blocks(shape, classes, norm):
+    return convnet(shape[0], (8, 8, 16), classes, norm)
 
 
 @cache
