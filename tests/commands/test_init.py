@@ -347,7 +347,9 @@ def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
     path = init("job", "--method", "pfedsim")
     text = uncommented(path.read_text()).replace("rho = ", "roh = ")
     # settings that do nothing in a private job would be told first
-    path.write_text(re.sub(r"^(batch_size|last_batch) = .*\n", "", text, flags=re.MULTILINE))
+    path.write_text(
+        re.sub(r"^(batch_size|last_batch|shuffle) = .*\n", "", text, flags=re.MULTILINE)
+    )
     with refused(r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
         Job.from_toml(path)
 
