@@ -192,8 +192,9 @@ class Stage:
     the stage does not move: its one step gives their sums (job/shared_steps.py).
 
     ``rows``, which the job sets, is how many records of a batch are in memory at a time; None for
-    all. The job also sets ``augment``, which changes each batch's records at random, and ``last``,
-    what becomes of an epoch's last batch (``records_taken``).
+    all. The job also sets ``augment``, which changes each batch's records at random, ``last``, what
+    becomes of an epoch's last batch (``records_taken``), and ``shuffle``: without it every epoch
+    takes the records in their order.
 
     ``aligned`` is for simulated silos alone, and changes no numbers.
     """
@@ -212,6 +213,7 @@ class Stage:
     rows: int | None = None
     augment: Augment | None = None
     last: LastBatch | None = None
+    shuffle: bool = True
     aligned: Aligned | None = None
 
     @property

@@ -401,7 +401,7 @@ LATER = ("dataset", "purpose", "transport")  # of these, a document has those th
 # Keys of [privacy] that do nothing where whole silos are protected.
 OF_RECORDS = ("histogram_sigma", "statistics_clip", "statistics_sigma")
 # Keys of [training] that do nothing where each record is drawn by chance.
-OF_BATCHES = ("batch_size", "last_batch")
+OF_BATCHES = ("batch_size", "last_batch", "shuffle")
 
 
 def _idle_fault(file: JobFile) -> str:
@@ -1135,9 +1135,9 @@ class Job:
         Surveys and changes have no rate, and stay. Batches are taken in pieces of at most
         ``training.physical_batch`` records, and augmented.
         """
-        rows = self.training.physical_batch
-        last = self.training.last_batch
-        return paced(course, self._pace(round_), rows, self._augmenter, last)
+        table = self.training
+        rows, last, shuffle = table.physical_batch, table.last_batch, table.shuffle
+        return paced(course, self._pace(round_), rows, self._augmenter, last, shuffle)
 
     def lr(self, round_: int) -> float:
         """The learning rate of ``training`` in a round, as the schedule has it."""

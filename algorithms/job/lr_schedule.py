@@ -87,9 +87,10 @@ def paced(
     rows: int | None = None,
     augment: Augment | None = None,
     last: LastBatch | None = None,
+    shuffle: bool = True,
 ) -> Course:
     """The course with all learning rates multiplied by a factor, and the rest for its stages."""
-    return tuple(_paced(step, factor, rows, augment, last) for step in course)
+    return tuple(_paced(step, factor, rows, augment, last, shuffle) for step in course)
 
 
 def _paced(
@@ -98,9 +99,10 @@ def _paced(
     rows: int | None,
     augment: Augment | None,
     last: LastBatch | None,
+    shuffle: bool,
 ) -> CourseStep:
     if not isinstance(step, Stage):
         return step
     # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
-    return replace(step, optimiser=slower, rows=rows, augment=augment, last=last)
+    return replace(step, optimiser=slower, rows=rows, augment=augment, last=last, shuffle=shuffle)

@@ -1,7 +1,5 @@
 """The ``[training]`` table of a job file."""
 
-from functools import partial
-from itertools import filterfalse
 from math import ceil
 from typing import Annotated, Any, Literal
 
@@ -16,6 +14,8 @@ Whole = Annotated[int, Field(strict=True)]
 Beta = Annotated[Real, Field(ge=0, lt=1)]
 # By optimiser: the keys that have an effect.
 OWN = {"sgd": {"momentum"}, "adam": {"betas", "eps"}, "adamw": {"betas", "eps"}}
+# Later than the form of a document, which stays the same for jobs that do not set them.
+UNWRITTEN = ("augment", "last_batch", "shuffle")
 
 
 class TrainingTable(Strict):
@@ -40,6 +40,11 @@ class TrainingTable(Strict):
     ``fill`` adds records of the same epoch until it is as long as the others, ``keep`` keeps it
     short (a single record is dropped), ``drop`` drops it unless it is the only one. Default:
     ``fill`` for models with batch norm, and others keep it, even of one record.
+    """
+    shuffle: bool = True
+    """False: every epoch takes a silo's training records in their order, in the same batches.
+
+    By default each epoch draws another order.
     """
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step; each stage of a round begins without momentum or moments."""
@@ -74,10 +79,11 @@ class TrainingTable(Strict):
 
     @model_serializer(mode="wrap")
     def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``augment`` where records stay as they are, and ``last_batch`` by default."""
+        """Without the keys of ``UNWRITTEN`` that have their defaults."""
         written: dict[str, Any] = serialise(self)
-        for key in filterfalse(partial(getattr, self), ("augment", "last_batch")):
-            written.pop(key, None)
+        for key in UNWRITTEN:
+            if getattr(self, key) == type(self).model_fields[key].default:
+                written.pop(key, None)
         return written
 
     def steps(self, records: int) -> int:

@@ -6,7 +6,8 @@ lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' cod
 to 6 and to 16 channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32
 with norm "batch" and 10 classes: 456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the
 extractor and 850 in the classifier; batch norm adds 44 numbers of running statistics and two counts
-of batches. cnn-digits is a small network for the 8x8 digits.
+of batches. pfedsim-lenet5 is the same without the ReLU after the 84 units, as the authors' code had
+it when the paper appeared. cnn-digits is a small network for the 8x8 digits.
 """
 
 from collections import OrderedDict
@@ -118,19 +119,31 @@ def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
 
     It has 84 features, and needs 16 pixels a side.
     """
+    layers = [*_lenet5_layers(shape, norm), ("relu4", nn.ReLU())]
+    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(84, classes)}
+
+
+def pfedsim_lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
+    """``lenet5`` without its last ReLU, so that its 84 features have both signs.
+
+    So the authors' code of pFedSim has it (FL-bench, src/config/models.py, May 2023).
+    """
+    layers = _lenet5_layers(shape, norm)
+    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(84, classes)}
+
+
+def _lenet5_layers(shape: Shape, norm: Norm) -> Layers:
     channels, height, width = shape
     # Each 5x5 convolution takes 4 pixels off a side, and pooling halves the rest.
     pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    layers = [
+    return [
         *block(1, nn.Conv2d(channels, 6, 5), norm),
         *block(2, nn.Conv2d(6, 16, 5), norm),
         ("flatten", nn.Flatten()),
         ("fc1", nn.Linear(16 * pooled[0] * pooled[1], 120)),
         ("relu3", nn.ReLU()),
         ("fc2", nn.Linear(120, 84)),
-        ("relu4", nn.ReLU()),
     ]
-    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(84, classes)}
 
 
 def cnn_digits(_: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
@@ -170,6 +183,7 @@ def block(number: int, conv: nn.Conv2d, norm: Norm) -> Layers:
 
 NETWORKS: dict[str, Network] = {
     "lenet5": Network((3, 32, 32), at_least(16), lenet5),  # 16 → conv 12 → pool 6 → conv 2 → pool 1
+    "pfedsim-lenet5": Network((3, 32, 32), at_least(16), pfedsim_lenet5),
     "cnn-digits": Network((1, 8, 8), exactly((1, 8, 8)), cnn_digits),
     "glm": Network((1, 1, 150), any_shape, glm, ("none",)),
     "ppfl-mlp": Network((1, 28, 28), any_shape, ppfl_mlp, ("none",)),

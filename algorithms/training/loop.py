@@ -98,15 +98,20 @@ def unnoted(tally: Tally, marks: Mapping[str, Sequence[Marks]]) -> None:
 
 
 def batches(
-    n: int, batch_size: int, rng: np.random.Generator, wrap: bool, last: LastBatch | None = None
+    n: int,
+    batch_size: int,
+    rng: np.random.Generator,
+    wrap: bool,
+    last: LastBatch | None = None,
+    shuffle: bool = True,
 ) -> list[NDArray[np.int64]]:
-    """Indices of one epoch's batches, shuffled.
+    """Indices of one epoch's batches [B] int64: in a drawn order, or without ``shuffle`` from 0 on.
 
     The last batch is as ``records_taken`` says. It is filled up with records from the start of the
-    same shuffle.
+    same order.
     """
     # Not NumPy's shuffle, which may change between releases (``numerics.streams``).
-    order = permutation(rng, n)
+    order = permutation(rng, n) if shuffle else np.arange(n)
     # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
     order = np.resize(order, records_taken(n, batch_size, last, wrap))
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -139,7 +144,7 @@ def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
 
 
 class PlainStepper:
-    """Training without differential privacy, on all records in shuffled batches.
+    """Training without differential privacy, on all records in batches.
 
     It moves by the stage's optimiser on the mean of the losses plus the stage's penalty. A
     ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. What is
@@ -157,7 +162,7 @@ class PlainStepper:
         # One batch of all records needs no shuffle.
         if stage.full_batch:
             return [np.arange(records)]
-        return batches(records, batch_size, rng, wrap, stage.last)
+        return batches(records, batch_size, rng, wrap, stage.last, stage.shuffle)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch: one per batch."""
@@ -299,7 +304,7 @@ def train(
     step = way.begin(modules, placed(stage, device))
     drawn, augment = _draws(modules, stage, draws, way), stage.augment or _as_it_is
     for _ in range(stage.epochs):
-        # Each epoch has its own shuffle, from the same generator.
+        # Each epoch draws its own order from the same generator, if the stage shuffles.
         step_losses: list[Tensor] = []
         batches = way.batches(stage, len(data), batch_size, rng, wrap)
         for x, y in stoppable(batches_of(data, batches, device), cancelled):

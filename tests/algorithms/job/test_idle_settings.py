@@ -47,6 +47,8 @@ def test_a_private_job_draws_records_by_its_sample_rate(read, method, size):
         read(RECORD, f"batch_size = {size}", method)
     with pytest.raises(LocalError, match=r"take out training\.batch_size, training\.last_batch, w"):
         read(RECORD, f'batch_size = {size}\nlast_batch = "fill"', method)
+    with pytest.raises(LocalError, match=r"take out training\.shuffle, which would do nothing"):
+        read(RECORD, "shuffle = false", method)
     assert read(RECORD, method=method).training.batch_size == 32
     assert read("", f"batch_size = {size}", method).training.batch_size == size
 
@@ -61,6 +63,7 @@ def test_a_job_that_protects_whole_silos_publishes_no_counts_or_statistics(read,
     assert read(f"{RECORD}{written}\n").private.unit == "record"
     assert read(SILO, "batch_size = 7").training.batch_size == 7
     assert read(SILO, 'last_batch = "drop"').training.last_batch == "drop"
+    assert not read(SILO, "shuffle = false").training.shuffle
 
 
 def test_all_of_several_are_named(read):

@@ -82,6 +82,59 @@ def test_silos_that_train_at_once_have_the_same_last_batches(
     check_engines_agree(job, found)
 
 
+def test_a_job_says_that_records_keep_their_order(make_job):
+    """Jobs that shuffle have the document that they always had, whether they say it or not."""
+    plain, job = make_job("fedavg"), make_job("fedavg", training={"shuffle": False})
+    assert "shuffle" not in plain.document()["training"]
+    assert make_job("fedavg", training={"shuffle": True}).digest == plain.digest != job.digest
+    assert job.document()["training"]["shuffle"] is False
+    back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire", None)
+    assert (back, back.digest) == (job, job.digest)
+    with pytest.raises(ValidationError, match="shuffle"):
+        make_job("fedavg", training={"shuffle": "never"})
+    stages = job.method().stages(initial_state(job.method(), "a"), None)
+    (shuffled, ordered) = (own.paced(stages, 0)[0].shuffle for own in (plain, job))
+    assert (shuffled, ordered) == (True, False)
+
+
+@pytest.mark.parametrize("last", ["fill", "keep", "drop"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedsim", "fedrep"])
+def test_silos_that_train_at_once_keep_the_order_of_their_records(
+    make_job, make_shards, monkeypatch, last, method
+):
+    """Silos of 9, 13 and 17 records in batches of 8; neither engine draws an order."""
+    training = {"last_batch": last, "epochs": 2, "shuffle": False}
+    job = make_job(method, model={"norm": "batch"}, training=training, rounds=2)
+    found = {}
+    for silo, count in zip(job.silos, (9, 13, 17), strict=True):
+        found[silo] = make_shards(job, count)[silo]
+    monkeypatch.setattr(loop, "permutation", lambda *_: pytest.fail("an order was drawn"))
+    check_engines_agree(job, found)
+
+
+@pytest.mark.parametrize("last", ["fill", "keep", "drop"])
+def test_an_epoch_without_a_shuffle_is_one_step_per_slice(make_job, make_shards, last):
+    """Slowly: 17 records in batches of 8, each step by hand."""
+    training = {"last_batch": last, "epochs": 3, "shuffle": False, "momentum": 0.0}
+    job = make_job("fedavg", training=training)
+    train, test = make_shards(job, 17)["a"]
+    state = initial_state(job.method(), "a")
+    outcome = local_round(job.method(), job, state, 1, {}, train, test, "a")
+    modules = job.method().modules("a")
+    for part, module in modules.items():
+        module.load_state_dict(state.parts[part])
+    slices = [[*range(8)], [*range(8, 16)], [16, *range(7)]][: 3 if last == "fill" else 2]
+    for places in slices * 3:
+        outputs = modules["classifier"](modules["extractor"](train.x[places]))
+        loss = torch.nn.functional.cross_entropy(outputs, train.y[places])
+        parameters = [p for module in modules.values() for p in module.parameters()]
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.data -= job.training.lr * g
+    for part, module in modules.items():
+        for name, value in module.state_dict().items():
+            torch.testing.assert_close(outcome.state.parts[part][name], value)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedbabu", "ppfl"])
 def test_pieces_of_a_batch_add_up_to_it(make_job, make_shards, method, monkeypatch):
     """Batches of 8 in pieces of 3, 3 and 2; one method has a penalty, one a step on all records."""

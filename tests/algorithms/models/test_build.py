@@ -33,6 +33,26 @@ def test_lenet5_with_batch_norm_has_the_parameters_of_the_papers_table():
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
+@pytest.mark.parametrize("shape", [None, (1, 28, 28)])
+def test_pfedsim_s_lenet5_of_its_paper_is_lenet5_without_the_last_relu(norm, shape):
+    """The same values, names and other layers; features of both signs."""
+    lenet, theirs = (
+        build(ModelOptions(name=name, classes=10, norm=norm, input=shape), 4)
+        for name in ("lenet5", "pfedsim-lenet5")
+    )
+    layers, others = (list(parts["extractor"].named_children()) for parts in (lenet, theirs))
+    assert [name for name, _ in layers] == [*(name for name, _ in others), "relu4"]
+    assert others[-1][0] == "fc2"
+    assert fingerprint(lenet) == fingerprint(theirs)
+    x = torch.randn(5, *(shape or (3, 32, 32)), generator=torch.Generator().manual_seed(0))
+    features = theirs["extractor"](x)
+    assert features.shape == (5, 84)
+    assert features.min() < 0 < features.max()
+    assert torch.equal(features.relu(), lenet["extractor"](x))
+    assert torch.equal(theirs["classifier"](features.relu()), lenet["classifier"](features.relu()))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("lenet5", None), ("lenet5", (1, 28, 28)), ("lenet5", (3, 16, 33)), ("cnn-digits", None)],

@@ -104,6 +104,44 @@ def test_the_job_says_what_becomes_of_the_last_batch(last, n, sizes, norm):
     assert np.isfinite(train(linear_parts(norm), stage, records(max(n, 2)), 4, rng()))
 
 
+def sliced(n, size, last):
+    """Batches of the records 0, 1, …, each taken in turn; what is left over is as ``last`` says."""
+    found = [[]]
+    for record in range(n):
+        if len(found[-1]) == size:
+            found.append([])
+        found[-1].append(record)
+    *whole, final = found
+    match last:
+        case "fill":
+            final += [i % n for i in range(size - len(final))]
+        case "keep" if whole and len(final) == 1:
+            return whole
+        case "drop" if whole and len(final) < size:
+            return whole
+    return [*whole, final]
+
+
+@pytest.mark.parametrize("last", ["fill", "keep", "drop"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 9, 10, 11])
+@pytest.mark.parametrize("norm", [False, True])
+def test_without_a_shuffle_batches_are_slices_of_the_records_in_their_order(last, n, norm):
+    """The same in every epoch, and nothing is drawn."""
+    own, stage = rng(), replace(BOTH, last=last, shuffle=False)
+    for _ in range(2):
+        drawn = PLAIN.batches(stage, n, 4, own, norm)
+        assert [batch.tolist() for batch in drawn] == sliced(n, 4, last)
+        assert {batch.dtype for batch in drawn} == {np.dtype(np.int64)}
+    assert PLAIN.steps(stage, n, 4) == len(sliced(n, 4, last))
+    assert own.integers(2**60) == rng().integers(2**60)
+
+
+@pytest.mark.parametrize(("norm", "last"), [(True, "fill"), (False, "keep")])
+def test_an_unshuffled_job_that_leaves_its_last_batch_open_depends_on_the_model(norm, last):
+    drawn = PLAIN.batches(replace(BOTH, shuffle=False), 10, 4, rng(), norm)
+    assert [batch.tolist() for batch in drawn] == sliced(10, 4, last)
+
+
 @pytest.mark.parametrize(("norm", "sizes"), [(False, [4, 4, 2]), (True, [4, 4, 4])])
 def test_training_wraps_exactly_where_normalisation_couples_a_batch(norm, sizes):
     seen = []

@@ -12,6 +12,7 @@ COUNTS = {  # columns, rows, values that are numbers
     "fedsimsup/table3": (8, 10, 80),
     "fedsimsup/table4": (8, 5, 40),
     "fedsimsup/network": (2, 4, 8),  # not in the paper: Table 2's values, twice
+    "pfedsim/pipeline": (4, 3, 12),  # likewise: Table 3's, four times
     "fedssa/table1": (6, 8, 43),  # FD failed but for one column
     "fedssa/table2": (6, 8, 41),  # so did FML in two
     "fedssa/table4": (6, 3, 18),
@@ -207,6 +208,28 @@ def test_both_networks_of_fedsimsup_stand_beside_the_values_of_table_2():
         assert own.methods[narrow.name] == theirs.methods[narrow.name]
     supervised = row("fedsimsup/network", "FedSimSup").methods[wide.name]
     assert supervised.options == {"tau_theta": 5, "supervisor": ["lenet-wide"]}
+
+
+def test_pfedsim_s_pipelines_differ_in_the_network_the_order_or_both():
+    """From Table 3's in nothing else, and beside its values."""
+    table, known = find("pfedsim/pipeline"), find("pfedsim/table3").settings[0]
+    for setting in table.settings:
+        name, document = setting.name.removeprefix("cifar10-dir01").lstrip("-"), setting.document
+        linear, ordered = name in ("linear", "both"), name in ("ordered", "both")
+        assert document["model"]["name"] == ("pfedsim-lenet5" if linear else "lenet5")
+        assert document["training"].get("shuffle", True) is not ordered
+        model = {**document["model"], "name": "lenet5"}
+        training = {k: v for k, v in document["training"].items() if k != "shuffle"}
+        assert {**document, "model": model, "training": training} == known.document
+    assert len({str(setting.document) for setting in table.settings}) == 4
+    for own in (*table.rows, *table.alongside):
+        theirs = next(
+            each for each in find("pfedsim/table3").rows if own.title.lower() in each.title.lower()
+        )
+        assert [*own.methods.values()] == [theirs.methods[known.name]] * 4
+        assert own.score == theirs.score or own.title == "fedrep"
+        if own in table.rows:
+            assert own.values == (theirs.values[0],) * 4
 
 
 def test_a_value_of_a_parameter_is_what_the_method_has():
