@@ -32,7 +32,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (OTHERS, os.environ.get(
 
 from federation.fork_server import ForkServer  # noqa: E402
 
-# Folders, files and functions, a line each, whose tests take long; they are marked.
+# Each line is a folder, a file or a function; its tests get the marker ``long``.
 LONG = frozenset((Path(__file__).parent / "long.txt").read_text().split())
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 

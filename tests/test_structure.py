@@ -491,7 +491,7 @@ def test_the_package_list_is_that_of_the_tree():
 
 
 def test_tests_that_take_long_are_there_under_their_names():
-    """Otherwise one that moved would be run by who wants the others."""
+    """A line that names nothing would mark no test."""
     tests = Path(__file__).parent
     lines = (tests / "long.txt").read_text().splitlines()
     assert lines == sorted(set(lines))

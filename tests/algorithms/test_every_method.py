@@ -228,7 +228,7 @@ def test_trains_a_model_from_outside_the_table(name):
 
 @pytest.fixture(autouse=True, scope="module")
 def few_weights_in_blocks():
-    """Of 'convnet-digits', since a rotation takes the square of the model's size."""
+    """'convnet-digits' is narrow here: a rotation takes time by the square of a model's size."""
     own = replace(NETWORKS["convnet-digits"], build=narrow_blocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(NETWORKS, "convnet-digits", own)
